@@ -1,0 +1,1 @@
+"""How fast the engines are: measured or derived once, read by every run."""

@@ -1,0 +1,448 @@
+"""The command line: parse, call, print. Results go to stdout, progress and diagnostics to stderr.
+
+Whatever is wrong with the input is one line ``chimsim: error: ...`` and exit code 2; CHIMSIM_DEBUG=1 shows
+the traceback instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+import calibration
+import chimsim
+import policies as policies_package
+import traces
+from calibration.profile import ProfileError
+from chimsim.errors import ChimsimError
+from chimsim.grid import Cell, plan
+from chimsim.plots import FORMATS, KINDS, LATENCIES, draw
+from chimsim.profiles_cli import profiles_command
+from chimsim.report import run_tables, summary_table, warnings
+from chimsim.results import Results, ordered_json_bytes
+from chimsim.spec import Spec, read_spec, spec_from
+from chimsim.sweeps import Interrupted, run_cell, run_sweep
+from chimsim.trace_cli import trace_app
+from policies import POLICIES, PolicyError
+from policies import knobs as knobs_of
+from traces import TraceError
+
+app = typer.Typer(
+    help="Simulate mixed vLLM clusters that serve multi-stage agent workflows.\n\n"
+    "Start with: chimsim sweep experiments/readme-frontier.toml --out results/first",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+app.add_typer(trace_app, name="trace")
+app.command("profiles")(profiles_command)
+
+SpecFile = Annotated[Path | None, typer.Argument(metavar="SPEC.toml", help="Spec file; options override it.")]
+TraceOpt = Annotated[
+    str | None, typer.Option("--trace", help="Shipped traces or trace files: apps,maths,my.jsonl")
+]
+ComboOpt = Annotated[
+    str | None, typer.Option("--combo", help="Clusters of one engine a model: qwen1.5b+7b,...")
+]
+ClusterOpt = Annotated[str | None, typer.Option("--cluster", help="Cluster TOML files.")]
+PolicyOpt = Annotated[str | None, typer.Option("--policy", help="fcfs,sjf,..., my_file.py:MyPolicy")]
+RpsOpt = Annotated[str | None, typer.Option("--rps", help="Arrival rates, workflows per second.")]
+TauOpt = Annotated[
+    str | None, typer.Option("--tau", help="Latency slack of policies that have it: 0,0.5,inf")
+]
+DeltaOpt = Annotated[
+    str | None, typer.Option("--delta-s", help="Smallest gain in confidence worth a switch.")
+]
+KnobOpt = Annotated[list[str] | None, typer.Option("--knob", help="Any other knob: name=v1,v2 (repeatable).")]
+SeedsOpt = Annotated[str | None, typer.Option("--seeds", help="How many seeds (3: 0,1,2), or a list: 5,7")]
+SeedOpt = Annotated[int | None, typer.Option("--seed", help="The run's seed.")]
+WorkflowsOpt = Annotated[
+    str | None, typer.Option("--workflows", "--limit", help="Workflows a run (default: the whole trace).")
+]
+WarmupOpt = Annotated[str | None, typer.Option("--warmup", help="First workflows left out of the metrics.")]
+BurstOpt = Annotated[
+    str | None, typer.Option("--burstiness", help="1 is Poisson, smaller is burstier (gamma).")
+]
+ArrivalsOpt = Annotated[
+    str | None, typer.Option("--arrivals", help="poisson, recorded, or a trace to borrow them from.")
+]
+RouterOpt = Annotated[
+    str | None, typer.Option("--router", help="Confidence: trace, oracle or none (constant).")
+]
+MapOpt = Annotated[str | None, typer.Option("--router-map", help="Noisy routers of this average precision.")]
+LengthOpt = Annotated[
+    str | None,
+    typer.Option("--length-error", help="Kendall distance of predicted lengths: 0 true, 0.5 random."),
+]
+RouterSOpt = Annotated[
+    str | None, typer.Option("--router-s", help="Router seconds on a workflow's first call.")
+]
+PredictorSOpt = Annotated[
+    str | None, typer.Option("--predictor-s", help="Length predictor seconds on each call.")
+]
+QueueOpt = Annotated[str | None, typer.Option("--queue", help="Where calls wait: dispatcher or engine.")]
+AheadOpt = Annotated[
+    str | None, typer.Option("--look-ahead", help="Calls inside the engine beyond its slots.")
+]
+OversizeOpt = Annotated[
+    str | None, typer.Option("--oversize", help="A call that can never fit: error, reject or clip.")
+]
+SlotsOpt = Annotated[
+    str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")
+]
+EnginesOpt = Annotated[str | None, typer.Option("--engines", help="Engines of a model: qwen7b=2,...")]
+SeqsOpt = Annotated[str | None, typer.Option("--max-num-seqs", help="vLLM's max_num_seqs of every engine.")]
+GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits in ms: ttft=500,tpot=50,e2el=9000")]
+WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
+
+
+@app.command()
+def sweep(
+    spec: SpecFile = None,
+    trace: TraceOpt = None,
+    combo: ComboOpt = None,
+    cluster: ClusterOpt = None,
+    policy: PolicyOpt = None,
+    rps: RpsOpt = None,
+    tau: TauOpt = None,
+    delta_s: DeltaOpt = None,
+    knob: KnobOpt = None,
+    seeds: SeedsOpt = None,
+    workflows: WorkflowsOpt = None,
+    warmup: WarmupOpt = None,
+    burstiness: BurstOpt = None,
+    arrivals: ArrivalsOpt = None,
+    router: RouterOpt = None,
+    router_map: MapOpt = None,
+    length_error: LengthOpt = None,
+    router_s: RouterSOpt = None,
+    predictor_s: PredictorSOpt = None,
+    queue: QueueOpt = None,
+    look_ahead: AheadOpt = None,
+    oversize: OversizeOpt = None,
+    slots: SlotsOpt = None,
+    engines: EnginesOpt = None,
+    max_num_seqs: SeqsOpt = None,
+    goodput: GoodputOpt = None,
+    workers: WorkersOpt = None,
+    out: Annotated[Path | None, typer.Option(help="Results folder; a started one is gone on with.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the grid and its size, run nothing.")
+    ] = False,
+    figures: Annotated[
+        bool, typer.Option("--plots/--no-plots", help="Draw the frontier and the queues.")
+    ] = True,
+) -> None:
+    """Run a grid of simulations into a results folder.
+
+    \b
+    chimsim sweep experiments/readme-frontier.toml --out results/first
+    chimsim sweep --trace apps --combo qwen1.5b+7b --policy fcfs,stjf,chimera \\
+        --rps 8,12 --tau 0,0.5,1,inf --slots 64 --seeds 3 --workers 2 --out results/x
+    chimsim sweep experiments/readme-frontier.toml --rps 16 --dry-run
+
+    Comma lists multiply; parameters that a policy does not have do not multiply its cells. Interrupted or
+    killed, the same command goes on where it stopped.
+    """
+    options = _options(locals())
+    resolved = _resolve(spec, options)
+    planned = plan(resolved)
+    if dry_run:
+        _print_grid(planned[0])
+        return
+    if out is None:
+        raise ChimsimError("--out is missing: the folder for the results, say --out results/first")
+    for warning in dict.fromkeys(w for cell in planned[0] for w in cell.cluster.warnings):
+        _note(f"warning: {warning}")
+    with _progress() as report:
+        results = run_sweep(
+            resolved, out, workers=resolved.workers, progress=report, command=_command(), planned=planned
+        )
+    summary = results.summary
+    typer.echo(summary_table(summary))
+    for warning in warnings(summary):
+        _note(f"warning: {warning}")
+    files = [out / "summary.csv"]
+    if figures:
+        files += draw(results, ("frontier", "queue"))
+    typer.echo("\nwritten: " + ", ".join(str(path) for path in files))
+
+
+@app.command()
+def run(
+    spec: SpecFile = None,
+    trace: TraceOpt = None,
+    combo: ComboOpt = None,
+    cluster: ClusterOpt = None,
+    policy: PolicyOpt = None,
+    rps: RpsOpt = None,
+    tau: TauOpt = None,
+    delta_s: DeltaOpt = None,
+    knob: KnobOpt = None,
+    seed: SeedOpt = None,
+    workflows: WorkflowsOpt = None,
+    warmup: WarmupOpt = None,
+    burstiness: BurstOpt = None,
+    arrivals: ArrivalsOpt = None,
+    router: RouterOpt = None,
+    router_map: MapOpt = None,
+    length_error: LengthOpt = None,
+    router_s: RouterSOpt = None,
+    predictor_s: PredictorSOpt = None,
+    queue: QueueOpt = None,
+    look_ahead: AheadOpt = None,
+    oversize: OversizeOpt = None,
+    slots: SlotsOpt = None,
+    engines: EnginesOpt = None,
+    max_num_seqs: SeqsOpt = None,
+    goodput: GoodputOpt = None,
+    out: Annotated[Path | None, typer.Option(help="Also keep the records, as a results folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Configuration and metrics as JSON.")] = False,
+) -> None:
+    """Run one simulation and print its metrics, engines and stages.
+
+    \b
+    chimsim run --trace apps --combo qwen1.5b+7b --policy chimera --tau 1 --rps 8
+    chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --json > run.json
+    chimsim run experiments/readme-frontier.toml --policy stjf --rps 12 --seed 1
+    """
+    options = _options(locals())
+    chosen = options.pop("seed", None)
+    options["seeds"] = [chosen] if chosen is not None else [0]
+    resolved = _resolve(spec, options)
+    planned = plan(resolved)
+    if len(planned[0]) != 1:
+        raise ChimsimError(
+            f"run takes one cell, these options make {len(planned[0])} ({_varying(planned[0])} vary); "
+            "give one value each, or use chimsim sweep"
+        )
+    cell = planned[0][0]
+    if out is not None:
+        results = run_sweep(resolved, out, command=_command(), planned=planned)
+        requests, engine_rows = (results.table(cell.name, name) for name in ("requests", "engines"))
+        summary = results.cell_summary(cell.name)
+    else:
+        result, summary = run_cell(cell)
+        requests, engine_rows = result.requests, result.engines
+    if as_json:
+        typer.echo(ordered_json_bytes({"config": cell.config, "metrics": summary}).decode(), nl=False)
+    else:
+        typer.echo(run_tables(requests, engine_rows, summary, cell.title))
+
+
+@app.command()
+def plot(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results folder of a sweep.")],
+    kind: Annotated[str, typer.Option(help=f"Figures: {','.join(KINDS)}")] = ",".join(KINDS),
+    latency: Annotated[str, typer.Option(help=f"Latency of the frontier: {', '.join(LATENCIES)}")] = "mean",
+    formats: Annotated[str, typer.Option("--format", help=f"File formats: {','.join(FORMATS)}")] = "png,svg",
+) -> None:
+    """Draw the figures of a results folder into it.
+
+    \b
+    chimsim plot results/first
+    chimsim plot results/first --kind frontier --latency p99 --format pdf
+    """
+    results = Results(folder)
+    if not results.complete:
+        _note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    kinds = [name.strip() for name in kind.split(",") if name.strip()]
+    files = draw(
+        results, kinds, latency=latency, formats=[f.strip() for f in formats.split(",") if f.strip()]
+    )
+    for path in files:
+        typer.echo(str(path))
+    if "frontier" in kinds and not any(path.name.startswith("frontier") for path in files):
+        _note("note: no frontier: the trace has no solved labels")
+
+
+@app.command("policies")
+def list_policies(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List the policies and their knobs.
+
+    \b
+    chimsim policies
+    chimsim policies --json
+    """
+    rows = []
+    for name, policy in POLICIES.items():
+        first = (policy.__doc__ or "").strip().splitlines()
+        knobs = [{"name": k.name, "default": k.default, "doc": k.doc} for k in knobs_of(policy)]
+        rows.append(
+            {"policy": name, "doc": first[0] if first else "", "reads": sorted(policy.reads), "knobs": knobs}
+        )
+    if as_json:
+        typer.echo(ordered_json_bytes({"policies": rows}).decode(), nl=False)
+        return
+    for row in rows:
+        typer.echo(_hanging(f"{row['policy']:<9}{row['doc']}", 9))
+        for knob in _records(row["knobs"]):
+            typer.echo(_hanging(f"         {knob['name']}={knob['default']}  {knob['doc']}", 13))
+
+
+def _records(value: Any) -> list[dict[str, Any]]:
+    return list(value)
+
+
+def _hanging(text: str, indent: int) -> str:
+    lead = text[: len(text) - len(text.lstrip())]
+    return textwrap.fill(text.strip(), width=80, initial_indent=lead, subsequent_indent=" " * indent)
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """The spec's keys among a command's parameters."""
+    skip = ("spec", "out", "dry_run", "figures", "as_json")
+    named = {"knob": "knobs"}
+    return {named.get(k, k): v for k, v in given.items() if k not in skip and v not in (None, [])}
+
+
+def _resolve(spec: Path | None, options: dict[str, Any]) -> Spec:
+    base = read_spec(spec) if spec is not None else None
+    return spec_from(options, base, source=str(spec) if spec is not None else "", dashes=True)
+
+
+def _varying(cells: list[Cell]) -> str:
+    names = [name for name in cells[0].axes if len({cell.axes[name] for cell in cells}) > 1]
+    return ", ".join(names)
+
+
+def _print_grid(cells: list[Cell]) -> None:
+    """What would run: the values of every axis, then the number of cells of each policy."""
+    shown: dict[str, list[str]] = {}
+    for cell in cells:
+        for name, value in cell.axes.items():
+            text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            if text not in shown.setdefault(name, []):
+                shown[name].append(text)
+    for name, values in shown.items():
+        if values != ["-"]:
+            typer.echo(_hanging(f"{name:<14}{', '.join(values)}", 14))
+    counts: dict[str, int] = {}
+    for cell in cells:
+        counts[str(cell.axes["policy"])] = counts.get(str(cell.axes["policy"]), 0) + 1
+    typer.echo(
+        _hanging("cells         " + ", ".join(f"{name} {count}" for name, count in counts.items()), 14)
+    )
+    distinct = len({cell.name for cell in cells})
+    typer.echo(f"{distinct} cells in all")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    """A bar on stderr if that is a terminal; the callback that a sweep reports to."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn("cells"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def report(done: int, total: int, cell: Cell | None) -> None:
+            bar.update(task, total=total, completed=done, description=cell.title if cell is not None else "")
+
+        yield report
+
+
+def _note(text: str) -> None:
+    typer.echo(f"chimsim: {text}", err=True)
+
+
+def _command() -> list[str]:
+    return ["chimsim", *sys.argv[1:]]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"chimsim {chimsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Simulate mixed vLLM clusters that serve multi-stage agent workflows."""
+
+
+def check_packages() -> None:
+    """Refuse packages of the same names that are not ours: they would decide something else in silence."""
+    home = Path(chimsim.__file__).resolve().parent.parent
+    for package in (policies_package, traces, calibration):
+        place = Path(str(package.__file__)).resolve().parent
+        if place.parent != home:
+            raise ChimsimError(
+                f"the package {package.__name__!r} found is {place}, not chimsim's own in {home}; "
+                "remove it from the path, or install chimsim into an environment of its own"
+            )
+
+
+def main() -> None:
+    """Entry of the command ``chimsim``: run it, and turn what is wrong into one line and an exit code."""
+    if os.environ.get("CHIMSIM_DEBUG"):
+        check_packages()
+        app(prog_name="chimsim")
+    try:
+        check_packages()
+        code = app(standalone_mode=False, prog_name="chimsim")
+    except Interrupted as stopped:
+        code = _fail(str(stopped), 130)
+    except KeyboardInterrupt:
+        code = _fail("interrupted", 130)
+    except BrokenPipeError:
+        # whoever read our output has seen enough; the interpreter must not try to flush it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except (ChimsimError, TraceError, PolicyError, ProfileError) as error:
+        code = _fail(str(error), 2)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "no space left on the device" if full else (error.strerror or str(error)).lower()
+        code = _fail(f"{error.filename}: {what}" if error.filename else what, 2)
+    except Exception as error:
+        # Typer's own exceptions have no public base class in all of its versions
+        if not hasattr(error, "format_message"):
+            if type(error).__name__ == "Abort":
+                sys.exit(_fail("aborted", 130))
+            raise
+        message = str(error.format_message()).strip()
+        if not message:
+            # the help was shown because nothing was asked for
+            sys.exit(getattr(error, "exit_code", 2))
+        code = _fail(message, 2)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"chimsim: error: {' '.join(message.split())}\n")
+    return code

@@ -1,0 +1,191 @@
+"""A spec's words made into the objects a run needs: traces, clusters, arrivals and predictors, checked here.
+
+It loads and checks; it neither decides what the grid is nor simulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from chimsim.config import Cluster, combo_cluster, load_cluster
+from chimsim.errors import ChimsimError, near
+from chimsim.predictors import Predictor, build_predictor
+from chimsim.simulation import fit, oversize_message
+from chimsim.spec import Scalar, Spec
+from traces import Trace, arrivals, load_trace
+
+trace_named = lru_cache(maxsize=8)(load_trace)
+"""`traces.load_trace`, remembering the last few: a sweep reads each file once a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What the predictor of a cell is; None where the policy does not read that prediction.
+
+    ``router`` is trace, oracle or none, or a number: the average precision of a noisy router.
+    """
+
+    router: str | float | None
+    length_error: float | None
+    router_s: float
+    predictor_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the cell's configuration."""
+        return {
+            "router": self.router,
+            "length_error": self.length_error,
+            "router_s": self.router_s,
+            "predictor_s": self.predictor_s,
+        }
+
+    def axes(self) -> dict[str, Scalar]:
+        """The predictor's columns of the summary."""
+        noisy = isinstance(self.router, float)
+        return {
+            "router": "noisy" if noisy else self.router,
+            "router_map": self.router if noisy else None,
+            "length_error": self.length_error,
+            "router_s": self.router_s,
+            "predictor_s": self.predictor_s,
+        }
+
+
+def feed_for(axes: Mapping[str, Scalar], auto: str) -> Feed:
+    """The predictor of these axes; ``auto`` is the router where none was chosen."""
+    router = auto if axes["router"] == "auto" else axes["router"]
+    length_error = axes["length_error"]
+    return Feed(
+        router=router if router is None or isinstance(router, str) else float(router),
+        length_error=None if length_error is None else float(length_error),
+        router_s=float(axes["router_s"] or 0.0),
+        predictor_s=float(axes["predictor_s"] or 0.0),
+    )
+
+
+def auto_router(trace: Trace, models: tuple[str, ...]) -> str:
+    """``trace`` where every workflow has a recorded confidence for every model, else ``oracle``."""
+    complete = all(model in workflow.confidence for workflow in trace.workflows for model in models)
+    return "trace" if complete else "oracle"
+
+
+@lru_cache(maxsize=8)
+def _predictor(name: str, digest: str, models: tuple[str, ...], feed: Feed, seed: int) -> Predictor:
+    noisy = isinstance(feed.router, float)
+    return build_predictor(
+        trace_named(name),
+        models=models,
+        # what a policy does not read may be missing: recorded confidence is only missed when it is looked at
+        router="trace" if feed.router is None else "noisy" if noisy else str(feed.router),
+        router_map=float(feed.router) if isinstance(feed.router, float) else None,
+        length_error=feed.length_error or 0.0,
+        seed=seed,
+        router_s=feed.router_s,
+        predictor_s=feed.predictor_s,
+    )
+
+
+def predictor_for(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> Predictor:
+    """The predictor of a cell; equal ones are made once a process (their noise takes long to fit)."""
+    return _predictor(name, trace_named(name).digest, models, feed, seed)
+
+
+def check_feed(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> None:
+    """Refuse a router that cannot be had: confidences or labels are missing, or a precision is too low."""
+    if feed.router is None:
+        return
+    trace = trace_named(name)
+    if isinstance(feed.router, float):
+        predictor_for(feed, name, models, seed)
+    for workflow in trace.workflows:
+        for model in models:
+            if feed.router == "trace" and model not in workflow.confidence:
+                raise ChimsimError(
+                    f"router trace: workflow {workflow.workflow_id} of {trace.name} has no confidence "
+                    f"for {model}; use router oracle or none"
+                )
+            if feed.router != "trace" and workflow.runs[model].solved is None:
+                raise ChimsimError(
+                    f"router {feed.router}: workflow {workflow.workflow_id} of trace {trace.name} has no "
+                    f"label (solved) for {model}; a policy that reads confidence needs them"
+                )
+
+
+def make_cluster(
+    name: str, is_file: bool, slots: int | None, engines: Mapping[str, int], max_num_seqs: int | None
+) -> Cluster:
+    """The cluster of a combination or of a file, with the sweep's own slots where it gives them."""
+    if is_file:
+        path = Path(name)
+        if not path.is_file():
+            siblings = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            raise ChimsimError(f"cluster {name}: there is no such file{near(path.name, siblings[:50])}")
+        return load_cluster(path, engines=engines, max_batch_size=slots, max_num_seqs=max_num_seqs)
+    return combo_cluster(name, engines=engines, max_batch_size=slots, max_num_seqs=max_num_seqs)
+
+
+def in_engine(cluster: Cluster) -> Cluster:
+    """The same engines with vLLM's priority scheduling, without which their own queue ignores a policy."""
+    return replace(
+        cluster, engines=tuple(replace(engine, scheduling="priority") for engine in cluster.engines)
+    )
+
+
+def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
+    """Refuse a trace that lacks a run of one of the cluster's models, or whose calls can never fit."""
+    models = cluster.models
+    for workflow in trace.workflows:
+        for model in models:
+            if model not in workflow.runs:
+                has = ", ".join(trace.models) or "none"
+                raise ChimsimError(
+                    f"trace {trace.name}: workflow {workflow.workflow_id} has no run of {model}, which "
+                    f"{cluster.name} needs (every workflow has: {has})"
+                )
+    if spec.oversize != "error":
+        return
+    for engine in cluster.engines:
+        for workflow in trace.workflows:
+            for index, stage in enumerate(workflow.runs[engine.model].stages):
+                if fit(engine, stage.prompt_tokens, stage.output_tokens) < stage.output_tokens:
+                    raise ChimsimError(
+                        f"trace {trace.name}: {oversize_message(workflow.workflow_id, index, stage, engine)}"
+                    )
+
+
+def check_arrivals(kind: str, trace: Trace, spec: Spec) -> None:
+    """Refuse arrivals that cannot be had: none recorded, too few, or nothing to borrow."""
+    if kind == "poisson":
+        if not spec.rps:
+            raise ChimsimError("Poisson arrivals need a rate: give rps, in workflows per second")
+        return
+    if kind == "recorded":
+        if not spec.rps:
+            arrivals.recorded(trace)
+            count = spec.workflows or 0
+            if count > len(trace.workflows):
+                raise ChimsimError(
+                    f"workflows: {count} asked for, but trace {trace.name} has "
+                    f"{len(trace.workflows)} recorded arrivals; give a rate (rps) instead"
+                )
+        else:
+            times_for(kind, trace, spec.workflows, spec.rps[0])
+        return
+    times_for(kind, trace, spec.workflows, spec.rps[0] if spec.rps else None)
+
+
+def times_for(
+    kind: str, trace: Trace, workflows: int | None, rps: float | None
+) -> npt.NDArray[np.float64] | None:
+    """The instants to hand to the simulator; None where it makes them (Poisson, or recorded as they are)."""
+    if kind == "poisson" or (kind == "recorded" and rps is None):
+        return None
+    other = trace if kind == "recorded" else trace_named(kind)
+    return arrivals.borrowed(other, workflows or len(trace.workflows), rps)

@@ -1,0 +1,319 @@
+"""A spec made into cells: every combination that can differ in its result, once, each with a content hash.
+
+Everything that can be wrong with the input is found here, before anything runs. Nothing is simulated here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import chimsim
+from chimsim.config import Cluster
+from chimsim.errors import ChimsimError, near
+from chimsim.feeds import (
+    Feed,
+    auto_router,
+    check_arrivals,
+    check_feed,
+    check_trace,
+    feed_for,
+    in_engine,
+    make_cluster,
+    trace_named,
+)
+from chimsim.results import FORMAT, digest
+from chimsim.spec import POLICY_AXES, Axis, PolicyEntry, Scalar, Spec
+from policies import Policy, load_policy, policy_class
+from policies import knobs as knobs_of
+from traces import Trace
+
+LENGTH_FIELDS = frozenset({"stage_tokens", "remaining_tokens", "rank"})
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run. ``axes`` are its columns in the summary, ``config`` is all that decides its result."""
+
+    name: str
+    axes: Mapping[str, Scalar]
+    config: Mapping[str, Any]
+    trace: str
+    trace_digest: str
+    cluster: Cluster
+    policy: str
+    knobs: Mapping[str, Scalar]
+    feed: Feed
+    rps: float | None
+    burstiness: float
+    arrivals: str
+    workflows: int | None
+    warmup: int
+    seed: int
+    queue: str
+    look_ahead: int
+    oversize: str
+    goodput: Mapping[str, float]
+
+    @property
+    def title(self) -> str:
+        """The cell in a few words, for messages and progress."""
+        shown = {k: v for k, v in self.axes.items() if v is not None and k not in _QUIET}
+        named = [
+            f"{v}" if k in ("trace", "combo", "policy") else f"{k} {_short(v)}" for k, v in shown.items()
+        ]
+        return ", ".join(named)
+
+
+_QUIET = ("burstiness", "queue", "look_ahead", "router_s", "predictor_s", "workload")
+
+
+def cells(spec: Spec) -> list[Cell]:
+    """All cells of the grid in the order of the spec's lists, each distinct result once."""
+    return plan(spec)[0]
+
+
+def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
+    """The cells and the manifest that describes them. Raises one of the packages' errors for bad input."""
+    # a file may have changed since an earlier sweep of this process
+    trace_named.cache_clear()
+    policies = {entry.label: policy_class(entry.policy) for entry in spec.policy}
+    _check_knobs(spec, policies)
+    traces = {name: trace_named(name) for name in spec.trace}
+    clusters = [
+        (label, slots, make_cluster(label, is_file, slots, spec.engines, spec.max_num_seqs))
+        for label, is_file in [*((c, False) for c in spec.combo), *((c, True) for c in spec.cluster)]
+        for slots in spec.slots
+    ]
+    for trace in traces.values():
+        check_arrivals(_arrival_kind(spec), trace, spec)
+        for _, _, cluster in clusters:
+            check_trace(trace, cluster, spec)
+    found = [
+        cell
+        for name in spec.trace
+        for label, slots, cluster in clusters
+        for cell in _cells_of(spec, name, traces[name], label, slots, cluster, policies)
+    ]
+    seen: dict[tuple[Feed, str, tuple[str, ...]], int] = {}
+    for cell in found:
+        seen.setdefault((cell.feed, cell.trace, cell.cluster.models), cell.seed)
+    for (feed, name, models), seed in seen.items():
+        check_feed(feed, name, models, seed)
+    unique = list({(cell.name, cell.axes["policy"]): cell for cell in found}.values())
+    return unique, _manifest(spec, unique, traces, [cluster for _, _, cluster in clusters])
+
+
+def _cells_of(
+    spec: Spec,
+    name: str,
+    trace: Trace,
+    label: str,
+    slots: int | None,
+    cluster: Cluster,
+    policies: Mapping[str, type[Policy]],
+) -> Iterator[Cell]:
+    auto = auto_router(trace, cluster.models)
+    for rps, burstiness in itertools.product(spec.rps or (None,), spec.burstiness):
+        poisson = _arrival_kind(spec) == "poisson"
+        for entry in spec.policy:
+            cls = policies[entry.label]
+            for knobs in _products(_knob_axes(spec, entry, cls)):
+                for axes in _products(_reading_axes(spec, entry, cls)):
+                    for seed in spec.seeds:
+                        feed = feed_for(axes, auto)
+                        yield _cell(
+                            spec, name, trace, label, slots, cluster, entry, knobs, axes, feed, rps,
+                            burstiness if poisson else 1.0, seed,
+                        )  # fmt: skip
+
+
+def _cell(
+    spec: Spec,
+    name: str,
+    trace: Trace,
+    label: str,
+    slots: int | None,
+    cluster: Cluster,
+    entry: PolicyEntry,
+    knobs: dict[str, Scalar],
+    axes: dict[str, Scalar],
+    feed: Feed,
+    rps: float | None,
+    burstiness: float,
+    seed: int,
+) -> Cell:
+    policy = make_policy(entry.policy, knobs, seed)
+    queue, look_ahead = str(axes["queue"]), int(axes["look_ahead"] or 0)
+    if queue == "engine":
+        cluster = in_engine(cluster)
+    arrivals = _arrival_kind(spec)
+    config: dict[str, Any] = {
+        "format": FORMAT,
+        "chimsim": chimsim.__version__,
+        "trace": trace.name,
+        "trace_digest": trace.digest,
+        "cluster": cluster.to_dict(),
+        "policy": repr(policy),
+        "policy_source": source_digest(policy),
+        "predictor": feed.to_dict(),
+        "rps": rps,
+        "burstiness": burstiness,
+        "arrivals": arrivals,
+        "workflows": spec.workflows,
+        "warmup": spec.warmup,
+        "seed": seed,
+        "queue": queue,
+        "look_ahead": look_ahead,
+        "oversize": spec.oversize,
+        "goodput": dict(spec.goodput),
+    }
+    if arrivals not in ("poisson", "recorded"):
+        config["arrivals_digest"] = trace_named(arrivals).digest
+    shown: dict[str, Scalar] = {
+        "trace": name if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
+        "combo": label,
+        "slots": slots,
+        "rps": rps,
+        "burstiness": burstiness,
+        "policy": entry.label,
+        "tau": knobs.get("tau"),
+        "delta_s": knobs.get("delta_s"),
+        **{name: knobs.get(name) for name in _knob_names(spec)},
+        **feed.axes(),
+        "queue": queue,
+        "look_ahead": look_ahead,
+        "seed": seed,
+    }
+    return Cell(
+        name=digest(config)[:32],
+        axes=shown,
+        config=config,
+        trace=name,
+        trace_digest=trace.digest,
+        cluster=cluster,
+        policy=entry.policy,
+        knobs=knobs,
+        feed=feed,
+        rps=rps,
+        burstiness=burstiness,
+        arrivals=arrivals,
+        workflows=spec.workflows,
+        warmup=spec.warmup,
+        seed=seed,
+        queue=queue,
+        look_ahead=look_ahead,
+        oversize=spec.oversize,
+        goodput=spec.goodput,
+    )
+
+
+def make_policy(name: str, knobs: Mapping[str, Scalar], seed: int) -> Policy:
+    """A fresh policy; where it has a knob ``seed`` that nobody set, it gets the run's."""
+    given = dict(knobs)
+    if "seed" not in given and any(knob.name == "seed" for knob in knobs_of(policy_class(name))):
+        given["seed"] = seed
+    return load_policy(name, **given)
+
+
+def source_digest(policy: Policy) -> str:
+    """SHA-256 over the files of the policy's class and its bases, so that an edited policy runs anew."""
+    paths = set()
+    for cls in type(policy).__mro__:
+        if cls.__module__ in ("builtins", "typing", "abc"):
+            continue
+        try:
+            found = inspect.getsourcefile(cls)
+        except TypeError:
+            found = None
+        if found is not None and Path(found).is_file():
+            paths.add(Path(found))
+    sums = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+    return hashlib.sha256("".join(sums).encode()).hexdigest()
+
+
+def _check_knobs(spec: Spec, policies: Mapping[str, type[Policy]]) -> None:
+    known = {knob.name for policy in policies.values() for knob in knobs_of(policy)}
+    for name in spec.knobs:
+        if name not in known:
+            whose = ", ".join(sorted({entry.policy for entry in spec.policy}))
+            raise ChimsimError(f"knob {name!r}: none of the policies {whose} has it{near(name, known)}")
+
+
+def _knob_names(spec: Spec) -> list[str]:
+    own = [name for entry in spec.policy for name in entry.overrides if name not in POLICY_AXES]
+    return [name for name in dict.fromkeys([*spec.knobs, *own]) if name not in ("tau", "delta_s", "seed")]
+
+
+def _knob_axes(spec: Spec, entry: PolicyEntry, policy: type[Policy]) -> dict[str, Axis]:
+    """The knobs that this policy has, each with its values: its own table's before the sweep's."""
+    names = {knob.name for knob in knobs_of(policy)}
+    shared = {name: values for name, values in spec.knobs.items() if name in names}
+    own = {name: values for name, values in entry.overrides.items() if name not in POLICY_AXES}
+    return shared | own
+
+
+def _reading_axes(spec: Spec, entry: PolicyEntry, policy: type[Policy]) -> dict[str, Axis]:
+    """The predictor's axes, kept to what the policy reads, and how its queue is served."""
+    own = entry.overrides
+
+    def axis(name: str) -> Axis:
+        return tuple(own.get(name, getattr(spec, name)))
+
+    routers = (*axis("router"), *axis("router_map"))
+    if "router_map" in own and "router" not in own:
+        routers = axis("router_map")
+    elif "router" in own and "router_map" not in own:
+        routers = axis("router")
+    confidence = "confidence" in policy.reads
+    lengths = bool(policy.reads & LENGTH_FIELDS)
+    return {
+        "router": (routers or ("auto",)) if confidence else (None,),
+        "length_error": axis("length_error") if lengths else (None,),
+        "router_s": axis("router_s") if confidence else (None,),
+        "predictor_s": axis("predictor_s") if lengths else (None,),
+        "queue": axis("queue"),
+        "look_ahead": axis("look_ahead"),
+    }
+
+
+def _products(axes: Mapping[str, Iterable[Scalar]]) -> Iterator[dict[str, Scalar]]:
+    names = list(axes)
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(names, values, strict=True))
+
+
+def _arrival_kind(spec: Spec) -> str:
+    return spec.arrivals or ("poisson" if spec.rps else "recorded")
+
+
+def _manifest(
+    spec: Spec, found: Sequence[Cell], traces: Mapping[str, Trace], clusters: Sequence[Cluster]
+) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "chimsim": chimsim.__version__,
+        "spec": spec.to_dict(),
+        "seeds": list(spec.seeds),
+        "traces": {n: {"sha256": t.digest, "workflows": len(t.workflows)} for n, t in sorted(traces.items())},
+        "clusters": {digest(c.to_dict())[:16]: c.to_dict() for c in clusters},
+        "policies": {
+            entry.label: sorted({c.config["policy"] for c in found if c.axes["policy"] == entry.label})
+            for entry in spec.policy
+        },
+        "sources": {
+            entry.label: sorted({c.config["policy_source"] for c in found if c.axes["policy"] == entry.label})
+            for entry in spec.policy
+        },
+        "predictors": sorted({digest(c.config["predictor"]): c.config["predictor"] for c in found}.items()),
+        "cells": [{"hash": c.name, "axes": dict(c.axes)} for c in found],
+    }
+
+
+def _short(value: Scalar) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

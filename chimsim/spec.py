@@ -1,0 +1,422 @@
+"""What a sweep is to run: read from TOML, from options, or both, and checked where it enters.
+
+Every key that may hold a list multiplies the grid. Nothing is loaded or run here.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isinf, isnan
+from pathlib import Path
+from typing import Any
+
+from chimsim.errors import ChimsimError, near
+
+Scalar = float | int | bool | str | None
+Axis = tuple[Scalar, ...]
+
+ROUTERS = ("none", "oracle", "trace")
+QUEUES = ("dispatcher", "engine")
+OVERSIZE = ("error", "reject", "clip")
+GOODPUT = ("ttft", "tpot", "e2el")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """One policy of the sweep: its label in tables, its name, and the axes that it has for itself."""
+
+    label: str
+    policy: str
+    overrides: Mapping[str, Axis] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A resolved sweep; tuples multiply. Times in seconds, ``rps`` in workflows per second.
+
+    ``slots`` is the dispatcher's ``max_batch_size`` (None: each profile's own); an empty ``router`` means
+    the recorded confidence where the trace has one, else the oracle.
+    """
+
+    trace: tuple[str, ...]
+    policy: tuple[PolicyEntry, ...]
+    combo: tuple[str, ...] = ()
+    cluster: tuple[str, ...] = ()
+    rps: tuple[float, ...] = ()
+    knobs: Mapping[str, Axis] = field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    workflows: int | None = None
+    warmup: int = 0
+    burstiness: tuple[float, ...] = (1.0,)
+    arrivals: str | None = None
+    router: tuple[str, ...] = ()
+    router_map: tuple[float, ...] = ()
+    length_error: tuple[float, ...] = (0.0,)
+    router_s: tuple[float, ...] = (0.0,)
+    predictor_s: tuple[float, ...] = (0.0,)
+    queue: tuple[str, ...] = ("dispatcher",)
+    look_ahead: tuple[int, ...] = (0,)
+    oversize: str = "error"
+    slots: tuple[int | None, ...] = (None,)
+    engines: Mapping[str, int] = field(default_factory=dict)
+    max_num_seqs: int | None = None
+    goodput: Mapping[str, float] = field(default_factory=dict)
+    workers: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that can change a result, ready for `spec_from` again; ``workers`` is left out."""
+        policies: list[Any] = []
+        for entry in self.policy:
+            own = {name: list(values) for name, values in entry.overrides.items()}
+            plainly = entry.label == entry.policy and not own
+            policies.append(
+                entry.policy if plainly else {"label": entry.label, "policy": entry.policy, **own}
+            )
+        plain = {
+            name: getattr(self, name)
+            for name in _PARSERS
+            if name not in ("policy", "workers", "tau", "delta_s")
+        }
+        kept = {name: value for name, value in plain.items() if value not in (None, (), {}, (None,))}
+        for name, value in kept.items():
+            if isinstance(value, tuple):
+                kept[name] = list(value)
+        if "slots" in kept:
+            kept["slots"] = ["profile" if v is None else v for v in self.slots]
+        if self.knobs:
+            kept["knobs"] = {name: list(values) for name, values in self.knobs.items()}
+        return {**kept, "policy": policies}
+
+
+def read_spec(path: str | Path) -> dict[str, Any]:
+    """The raw keys of a TOML spec, or of the manifest of an earlier sweep (``manifest.json``)."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ChimsimError(f"spec {path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ChimsimError(f"spec {path}: cannot be read ({error})") from error
+    try:
+        if path.suffix == ".json":
+            manifest = json.loads(text)
+            if not isinstance(manifest, dict) or not isinstance(manifest.get("spec"), dict):
+                raise ChimsimError(
+                    f"spec {path}: a JSON spec must be the manifest of a sweep, with a key 'spec'"
+                )
+            return dict(manifest["spec"])
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        raise ChimsimError(f"spec {path}: {error}") from error
+
+
+def spec_from(
+    options: Mapping[str, Any],
+    base: Mapping[str, Any] | None = None,
+    *,
+    source: str = "",
+    dashes: bool = False,
+) -> Spec:
+    """Build the spec from options over the keys of a file.
+
+    Values may be comma lists in text, lists or single values. ``source`` names the file in messages;
+    with ``dashes`` options are named as on the command line (``--delta-s``). Raises `ChimsimError`.
+    """
+    base = dict(base or {})
+    options = {key: value for key, value in options.items() if value is not None}
+    where = {key: f"{source}: {key}" if source else key for key in base}
+    where |= {key: _dashed(key) if dashes else key for key in options}
+    for key in [*base, *options]:
+        if key not in _PARSERS:
+            raise ChimsimError(f"{where[key]}: unknown key{near(key, list(_PARSERS))}")
+    merged = base | options
+    merged["knobs"] = _knob_values(base.get("knobs"), where) | _knob_values(options.get("knobs"), where)
+    if "policy" in options and isinstance(base.get("policy"), Mapping | list):
+        merged["policy"] = _chosen(base["policy"], options["policy"], where["policy"])
+    if "combo" in options and "cluster" not in options:
+        merged.pop("cluster", None)
+    if "cluster" in options and "combo" not in options:
+        merged.pop("combo", None)
+    parsed: dict[str, Any] = {}
+    for key, value in merged.items():
+        parsed[key] = _PARSERS[key](value, where.get(key, key))
+    knobs = dict(parsed.pop("knobs", {}))
+    for name in ("tau", "delta_s"):
+        if name in parsed:
+            knobs[name] = parsed.pop(name)
+    option = _dashed if dashes else str
+    if not parsed.get("trace"):
+        raise ChimsimError(f"no trace; give {option('trace')}, say apps")
+    if not parsed.get("combo") and not parsed.get("cluster"):
+        raise ChimsimError(
+            f"no cluster; give {option('combo')} (say qwen1.5b+7b) or {option('cluster')} with a file"
+        )
+    if not parsed.get("policy"):
+        raise ChimsimError(f"no policy; give {option('policy')}, say fcfs,chimera")
+    spec = Spec(knobs=dict(sorted(knobs.items())), **parsed)
+    if spec.workflows is not None and spec.warmup >= spec.workflows:
+        raise ChimsimError(
+            f"{where.get('warmup', 'warmup')}: {spec.warmup} workflows of warm-up leave none of "
+            f"{spec.workflows} to measure"
+        )
+    if spec.arrivals == "poisson" and not spec.rps:
+        raise ChimsimError(f"Poisson arrivals need {option('rps')}, in workflows per second")
+    return spec
+
+
+def parse_scalar(value: Any) -> Scalar:
+    """A knob's value from text: a number (``inf`` too), true/false, else the text itself."""
+    if not isinstance(value, str):
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise ChimsimError(f"{value!r} is not a number, a text or true/false")
+    text = value.strip()
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _dashed(name: str) -> str:
+    return "--" + name.replace("_", "-").replace("knobs", "knob")
+
+
+def _items(value: Any, where: str) -> list[Any]:
+    """A comma list, a list or a single value as a list that is not empty."""
+    if isinstance(value, str):
+        items: list[Any] = [item.strip() for item in value.split(",")]
+    elif isinstance(value, Mapping):
+        raise ChimsimError(f"{where}: found a table, expected a value or a list")
+    elif isinstance(value, Iterable):
+        items = list(value)
+    else:
+        items = [value]
+    if not items or any(isinstance(item, str) and not item for item in items):
+        raise ChimsimError(f"{where}: the list is empty or has an empty entry")
+    unique = list(dict.fromkeys(items))
+    if len(unique) < len(items):
+        twice = next(item for item in items if items.count(item) > 1)
+        raise ChimsimError(f"{where}: {twice!r} stands there twice")
+    return items
+
+
+def _one(value: Any, where: str) -> Any:
+    items = _items(value, where)
+    if len(items) > 1:
+        raise ChimsimError(f"{where}: takes one value, found {len(items)}")
+    return items[0]
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ChimsimError(f"{where}: found {value!r}, expected a text")
+    return value
+
+
+def _choice(known: tuple[str, ...]) -> Callable[[Any, str], str]:
+    def parse(value: Any, where: str) -> str:
+        if value not in known:
+            hint = near(str(value), list(known))
+            raise ChimsimError(f"{where}: {value!r} is unknown; choose from {', '.join(known)}{hint}")
+        return str(value)
+
+    return parse
+
+
+def _real(
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    infinite: bool = False,
+) -> Callable[[Any, str], float]:
+    allowed = (
+        f"above {above:g}" if above is not None else f"of at least {least:g}" if least is not None else ""
+    )
+    allowed += f" and at most {most:g}" if most is not None else ""
+
+    def parse(value: Any, where: str) -> float:
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ChimsimError(f"{where}: {value!r} is not a number") from None
+        low = (above is not None and number <= above) or (least is not None and number < least)
+        high = (most is not None and number > most) or (isinf(number) and not infinite)
+        if isnan(number) or low or high:
+            raise ChimsimError(f"{where}: {value} is not allowed; give a number {allowed}".rstrip())
+        return number
+
+    return parse
+
+
+def _whole(least: int) -> Callable[[Any, str], int]:
+    def parse(value: Any, where: str) -> int:
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            number = int(value)
+            if number != float(value):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            raise ChimsimError(f"{where}: {value!r} is not a whole number") from None
+        if number < least:
+            raise ChimsimError(f"{where}: {value} is not allowed; give a whole number of at least {least}")
+        return number
+
+    return parse
+
+
+def _slots(value: Any, where: str) -> int | None:
+    return None if value is None or value == "profile" else _whole(1)(value, where)
+
+
+def _listed(parse: Callable[[Any, str], Any]) -> Callable[[Any, str], tuple[Any, ...]]:
+    return lambda value, where: tuple(parse(item, where) for item in _items(value, where))
+
+
+def _single(parse: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    return lambda value, where: parse(_one(value, where), where)
+
+
+def _seeds(value: Any, where: str) -> tuple[int, ...]:
+    items = _items(value, where)
+    if isinstance(value, list | tuple) or len(items) > 1:
+        return tuple(_whole(0)(item, where) for item in items)
+    return tuple(range(_whole(1)(items[0], where)))
+
+
+def _pairs(
+    parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()
+) -> Callable[[Any, str], dict[str, Any]]:
+    def build(value: Any, where: str) -> dict[str, Any]:
+        if isinstance(value, Mapping):
+            pairs = {str(key): item for key, item in value.items()}
+        else:
+            pairs = {}
+            for item in _items(value, where):
+                name, sign, right = str(item).replace(":", "=").partition("=")
+                if not sign:
+                    raise ChimsimError(f"{where}: {item!r} is not of the form name=value")
+                pairs[name.strip()] = right.strip()
+        for name in pairs:
+            if known and name not in known:
+                raise ChimsimError(f"{where}: {name!r} is unknown; choose from {', '.join(known)}")
+        return {name: parse(pairs[name], f"{where}: {name}") for name in sorted(pairs)}
+
+    return build
+
+
+def _knob_values(value: Any, where: Mapping[str, str]) -> dict[str, Axis]:
+    name_of = where.get("knobs", "knobs")
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        pairs = {str(name): item for name, item in value.items()}
+    else:
+        pairs = {}
+        for text in [value] if isinstance(value, str) else value:
+            name, sign, right = str(text).partition("=")
+            if not sign or not name.strip():
+                raise ChimsimError(f"{name_of}: {text!r} is not of the form name=value or name=value,value")
+            pairs[name.strip()] = right
+    return {
+        name: tuple(map(parse_scalar, _items(item, f"{name_of}: {name}"))) for name, item in pairs.items()
+    }
+
+
+def _policies(value: Any, where: str) -> tuple[PolicyEntry, ...]:
+    """A list of names and tables, or tables by label (``[policy.stjf]``)."""
+    if isinstance(value, Mapping):
+        entries = [_policy(label, table, f"{where}.{label}") for label, table in value.items()]
+    elif isinstance(value, list | tuple):
+        entries = [
+            _policy("", item, f"{where}[{number}]") if isinstance(item, Mapping) else _named(item, where)
+            for number, item in enumerate(value)
+        ]
+    else:
+        entries = [_named(item, where) for item in _items(value, where)]
+    if not entries:
+        raise ChimsimError(f"{where}: the list is empty or has an empty entry")
+    labels = [entry.label for entry in entries]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ChimsimError(f"{where}: {label!r} stands there twice; give each entry its own label")
+    return tuple(entries)
+
+
+def _named(name: Any, where: str) -> PolicyEntry:
+    text = _text(name, where).strip()
+    if not text:
+        raise ChimsimError(f"{where}: the list is empty or has an empty entry")
+    return PolicyEntry(text, text)
+
+
+def _policy(label: str, table: Any, where: str) -> PolicyEntry:
+    if not isinstance(table, Mapping):
+        raise ChimsimError(f"{where}: found {table!r}, expected a table (may be empty)")
+    name = _text(table.get("policy", label or table.get("label", "")), f"{where}.policy")
+    overrides = {}
+    for key in sorted(table):
+        if key not in ("policy", "label"):
+            parse = _PARSERS[key] if key in (*POLICY_AXES, "tau", "delta_s") else _listed(_plain_scalar)
+            overrides[str(key)] = parse(table[key], f"{where}.{key}")
+    return PolicyEntry(_text(table.get("label", label or name), f"{where}.label"), name, overrides)
+
+
+def _plain_scalar(value: Any, where: str) -> Scalar:
+    return parse_scalar(value)
+
+
+def _chosen(base: Any, names: Any, where: str) -> Any:
+    """The file's entries of the named policies, with their overrides; a name it lacks stands for itself."""
+    if isinstance(names, list | tuple) and any(isinstance(name, Mapping) for name in names):
+        return names
+    known = {entry.label: entry for entry in _policies(base, where)}
+    chosen: list[Any] = []
+    for name in _items(names, where):
+        entry = known.get(name)
+        own = {"label": entry.label, "policy": entry.policy, **entry.overrides} if entry is not None else name
+        chosen.append(own)
+    return chosen
+
+
+POLICY_AXES = ("router", "router_map", "length_error", "router_s", "predictor_s", "queue", "look_ahead")
+"""Axes that a policy's table may set for itself, besides its knobs."""
+
+_PARSERS: dict[str, Callable[[Any, str], Any]] = {
+    "trace": _listed(_text),
+    "combo": _listed(_text),
+    "cluster": _listed(_text),
+    "policy": _policies,
+    "rps": _listed(_real(above=0)),
+    "tau": _listed(_real(least=0, infinite=True)),
+    "delta_s": _listed(_real(least=0, infinite=True)),
+    "knobs": lambda value, _: value,
+    "seeds": _seeds,
+    "workflows": _single(_whole(1)),
+    "warmup": _single(_whole(0)),
+    "burstiness": _listed(_real(above=0)),
+    "arrivals": _single(_text),
+    "router": _listed(_choice(ROUTERS)),
+    "router_map": _listed(_real(above=0, most=1)),
+    "length_error": _listed(_real(least=0, most=0.5)),
+    "router_s": _listed(_real(least=0)),
+    "predictor_s": _listed(_real(least=0)),
+    "queue": _listed(_choice(QUEUES)),
+    "look_ahead": _listed(_whole(0)),
+    "oversize": _single(_choice(OVERSIZE)),
+    "slots": _listed(_slots),
+    "engines": _pairs(_whole(1)),
+    "max_num_seqs": _single(_whole(1)),
+    "goodput": _pairs(_real(above=0), GOODPUT),
+    "workers": _single(_whole(1)),
+}

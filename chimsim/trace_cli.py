@@ -1,0 +1,168 @@
+"""The `chimsim trace` commands: describe, validate, import and generate traces.
+
+Tables and JSON go to stdout, remarks to stderr. Wrong input raises `traces.TraceError`, which the caller
+reports.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from traces import Trace, TraceError, load_trace, write_trace
+from traces.describe import ModelSummary, arrival_rate, summarize
+from traces.files import trace_suffix
+from traces.parameters import LAYOUTS, load_parameters
+from traces.readers import READERS, import_trace
+from traces.schema import near
+from traces.synthetic import generate
+
+trace_app = typer.Typer(
+    help="Describe, check, import and generate traces.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_LACKS = {
+    "mooncake": "which calls belong to one conversation",
+    "azure": "texts, models and conversations",
+    "llmservingsim": "texts and prefixes shared between calls",
+}
+
+
+_TABLE_NOTE = """output: mean tokens of a whole workflow; median, p99, std: of the same
+prompt: mean tokens of a call; reuse: share of them that the previous stage left"""
+
+
+@trace_app.command()
+def describe(
+    trace: Annotated[str, typer.Argument(help="A shipped trace (apps, maths) or a trace file.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Print what a trace holds, a row a model.
+
+    Example: chimsim trace describe apps
+    """
+    loaded = load_trace(trace)
+    summaries = summarize(loaded)
+    rate = arrival_rate(loaded)
+    workloads = sorted({workflow.workload for workflow in loaded.workflows})
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {
+                    "name": loaded.name,
+                    "sha256": loaded.digest,
+                    "workflows": len(loaded.workflows),
+                    "workloads": workloads,
+                    "arrivals_per_s": rate,
+                    "models": [asdict(summary) for summary in summaries],
+                },
+                indent=2,
+            )
+        )
+        return
+    arrivals = "no arrival times" if loaded.workflows[0].arrival_s is None else "recorded arrivals"
+    if rate is not None:
+        arrivals += f", {rate:.3g} workflows/s"
+    typer.echo(f"{loaded.name}: {len(loaded.workflows)} workflows of {', '.join(workloads)}; {arrivals}")
+    typer.echo(f"sha256 {loaded.digest}")
+    Console(width=80).print(_table(summaries))
+    typer.echo(_TABLE_NOTE)
+
+
+@trace_app.command()
+def validate(trace: Annotated[str, typer.Argument(help="A shipped trace or a trace file.")]) -> None:
+    """Check a trace file: exit code 0 and a line of counts, or 2 and the first error.
+
+    Example: chimsim trace validate my.jsonl.gz
+    """
+    loaded = load_trace(trace)
+    calls = sum(len(run.stages) for workflow in loaded.workflows for run in workflow.runs.values())
+    models = sorted({model for workflow in loaded.workflows for model in workflow.runs})
+    timed = "with" if loaded.workflows[0].arrival_s is not None else "without"
+    count = f"{len(loaded.workflows)} workflows, {calls} calls, {timed} arrival times"
+    typer.echo(f"ok: {count}, models {', '.join(models)}")
+
+
+@trace_app.command(name="import")
+def import_(
+    source: Annotated[Path, typer.Argument(help="The public trace file (plain or gzip).")],
+    format: Annotated[str, typer.Option("--format", help=f"One of {', '.join(READERS)}.")],
+    model: Annotated[
+        str, typer.Option("--model", help="Model names, comma-separated: all get the same lengths.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
+    limit: Annotated[int | None, typer.Option("--limit", help="Only so many calls from the front.")] = None,
+) -> None:
+    """Turn a public trace into a trace file: one workflow of one stage a call, at its recorded time.
+
+    Example: chimsim trace import calls.csv --format azure --model Qwen2.5-7B -o azure.jsonl.gz
+    """
+    trace_suffix(out)
+    imported = import_trace(source, format, [name.strip() for name in model.split(",")], limit)
+    write_trace(imported, out)
+    typer.echo(f"{out}: {len(imported.workflows)} workflows, models {', '.join(imported.models)}")
+    typer.echo(
+        f"note: {format} does not say {_LACKS[format]}, nor who solved what: "
+        "every model has the same lengths and no label",
+        err=True,
+    )
+    clamped = sum(1 for workflow in imported.workflows if workflow.meta)
+    if clamped:
+        typer.echo(f"note: {clamped} calls without output got one token (meta.clamped_output)", err=True)
+
+
+@trace_app.command(name="generate")
+def generate_(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
+    params: Annotated[
+        str, typer.Option("--params", help="apps, maths or a TOML file (traces/data/apps.toml explains it).")
+    ] = "apps",
+    seed: Annotated[int | None, typer.Option("--seed", help="Default: the parameter file's.")] = None,
+    workflows: Annotated[int | None, typer.Option("--workflows", help="Default: the file's.")] = None,
+    layout: Annotated[
+        str | None, typer.Option("--layout", help=f"{' or '.join(LAYOUTS)}; default: the file's.")
+    ] = None,
+) -> None:
+    """Make a synthetic trace; the same options give the same bytes.
+
+    Example: chimsim trace generate --params maths --workflows 500 --layout history-first -o m.jsonl.gz
+    """
+    trace_suffix(out)
+    parameters = load_parameters(params)
+    if layout is not None:
+        if layout not in LAYOUTS:
+            raise TraceError(
+                f"layout {layout!r} is unknown{near(layout, LAYOUTS)} (layouts: {', '.join(LAYOUTS)})"
+            )
+        parameters = replace(parameters, layout=layout)
+    made: Trace = generate(parameters, seed, workflows)
+    write_trace(made, out)
+    typer.echo(f"{out}: {len(made.workflows)} workflows, {parameters.layout}, sha256 {made.digest}")
+
+
+def _table(summaries: list[ModelSummary]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("model", overflow="fold")
+    for name in ("n", "solved", "stages", "output", "median", "p99", "std", "prompt", "reuse"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in summaries:
+        table.add_row(
+            row.model,
+            str(row.workflows),
+            "-" if row.solved_rate is None else f"{row.solved_rate:.1%}",
+            f"{row.stages_mean:.2f}",
+            *(
+                f"{value:.0f}"
+                for value in (
+                    row.output_mean, row.output_median, row.output_p99, row.output_std, row.prompt_mean
+                )
+            ),
+            f"{row.reuse_share:.0%}",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,154 @@
+"""Small worlds to simulate in: profiles, clusters, traces and predictors made by hand or drawn at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+from hypothesis import strategies as st
+
+from calibration.profile import EngineProfile
+from chimsim.config import Cluster, EngineSpec, Scheduling
+from chimsim.predictors import PredictionInput
+from chimsim.records import RunResult
+from policies.interface import Prediction
+from traces import Run, SharedPrefix, Stage, Trace, Workflow
+
+MODELS = ("A", "B")
+
+
+def profile(model: str = "A", **fields: object) -> EngineProfile:
+    """A quick profile with every kind of term in its step time."""
+    given: dict[str, object] = {
+        "dense": ((1, 0.020), (64, 0.031), (256, 0.070), (2048, 0.41)),
+        "layers": 4,
+        "host_s": 0.0013,
+        "sequence_s": 1e-5,
+        "a0": 1e-5,
+        "a1": 2e-6,
+        "a2": 2.3e-8,
+        "w0": 2e-5,
+        "w1": 1.1e-9,
+        "w2": 7e-9,
+        "m0": 3e-6,
+        "m1": 4.1e-8,
+        "num_kv_tokens": 400_000,
+        "max_model_len": 32_768,
+    }
+    return EngineProfile(model=model, gpu="test", **(given | fields))  # type: ignore[arg-type]
+
+
+def slow_profile(step_s: float, model: str = "A") -> EngineProfile:
+    """Every step takes ``step_s``, whatever is in it."""
+    return EngineProfile(model=model, gpu="test", dense=((1, step_s),), num_kv_tokens=1_000_000, max_model_len=100_000)
+
+
+def engine(
+    name: str = "A",
+    model: str = "A",
+    *,
+    slots: int = 8,
+    kv_blocks: int = 4000,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int = 2048,
+    scheduling: Scheduling = "fcfs",
+    prefix_caching: bool = True,
+    step: EngineProfile | None = None,
+) -> EngineSpec:
+    """An engine with ``slots`` for the dispatcher and ``kv_blocks`` usable blocks."""
+    return EngineSpec(
+        name=name,
+        model=model,
+        profile=step or profile(model),
+        max_num_seqs=max_num_seqs or slots,
+        max_num_batched_tokens=max_num_batched_tokens,
+        num_kv_blocks=kv_blocks + 1,
+        max_batch_size=slots,
+        max_model_len=32_768,
+        scheduling=scheduling,
+        prefix_caching=prefix_caching,
+    )
+
+
+def cluster(*engines: EngineSpec) -> Cluster:
+    """A cluster of the engines."""
+    return Cluster("test", tuple(sorted(engines, key=lambda spec: spec.name)))
+
+
+def workflow(
+    name: str, stages: Sequence[Stage], *, arrival_s: float | None = None, solved: bool | None = None
+) -> Workflow:
+    """The same stages on every model."""
+    run = Run(tuple(stages), solved)
+    return Workflow(name, "test", {model: run for model in MODELS}, arrival_s)
+
+
+def single_stage(lengths: Sequence[tuple[int, int]], arrivals: Sequence[float] | None = None) -> Trace:
+    """Workflows of one call each, (prompt, output) tokens."""
+    rows = [
+        workflow(f"w{i}", [Stage("s", prompt, output)], arrival_s=None if arrivals is None else arrivals[i])
+        for i, (prompt, output) in enumerate(lengths)
+    ]
+    return Trace("test", tuple(rows))
+
+
+class TrueLengths:
+    """A predictor that knows all lengths of a trace, and is equally confident in every model."""
+
+    router_s = 0.0
+    predictor_s = 0.0
+
+    def __init__(self, trace: Trace, router_s: float = 0.0, predictor_s: float = 0.0) -> None:
+        self.runs = {workflow.workflow_id: workflow.runs for workflow in trace.workflows}
+        self.router_s = router_s
+        self.predictor_s = predictor_s
+
+    def predict(self, inputs: PredictionInput) -> Prediction:
+        runs = self.runs[inputs.workflow_id]
+        stage = {m: float(sum(s.output_tokens for s in runs[m].stages[inputs.stage :][:1])) for m in inputs.models}
+        left = {m: float(sum(s.output_tokens for s in runs[m].stages[inputs.stage :])) for m in inputs.models}
+        return Prediction(dict.fromkeys(inputs.models, 0.5), stage, left, stage)
+
+
+@st.composite
+def chains(draw: st.DrawFn, max_output: int = 60) -> tuple[Stage, ...]:
+    """One to three stages; each may share a system prompt, reuse some of the stage before, or start over."""
+    stages: list[Stage] = []
+    for index in range(draw(st.integers(1, 3))):
+        shared = None
+        if draw(st.booleans()):
+            shared = SharedPrefix(draw(st.sampled_from(["x", "y"])), draw(st.sampled_from([16, 40, 64])))
+        before = stages[-1].prompt_tokens + stages[-1].output_tokens if stages else 0
+        least = max(1, shared.tokens if shared else 1)
+        prompt = draw(st.one_of(st.integers(least, least + 100), st.just(least), st.integers(before + 1, before + 90)))
+        prompt = max(prompt, least)
+        reused = 0
+        if stages and stages[-1].shared_prefix == shared:
+            reused = draw(st.one_of(st.just(min(before, prompt)), st.integers(0, min(before, prompt))))
+        delay_s = draw(st.sampled_from([0.0, 0.0, 0.3]))
+        stages.append(
+            Stage(f"s{index}", prompt, draw(st.integers(1, max_output)), reused, delay_s, shared_prefix=shared)
+        )
+    return tuple(stages)
+
+
+@st.composite
+def traces(draw: st.DrawFn, max_workflows: int = 12) -> Trace:
+    """Chains that arrive close together, some at one instant."""
+    now = 0.0
+    rows = []
+    for index in range(draw(st.integers(1, max_workflows))):
+        now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.07, 0.5]))
+        runs = {model: Run(draw(chains()), draw(st.booleans())) for model in MODELS}
+        rows.append(Workflow(f"w{index}", "test", runs, now))
+    return Trace("drawn", tuple(rows))
+
+
+def events(result: RunResult) -> pd.DataFrame:
+    """What two engines that follow the same rules must agree on to the last bit."""
+    columns = [
+        "request_id", "workflow", "engine", "prompt_tokens", "cached_tokens", "output_tokens", "ready_at", "enqueued_at",
+        "admitted_at", "first_token_at", "finished_at", "service_s", "preemptions", "yields", "promotions",
+        "longest_wait_s",
+    ]  # fmt: skip
+    return result.requests[columns]
