@@ -101,7 +101,7 @@ def check_number(value: object, field: Field) -> str:
 
 
 def near(name: str, known: Iterable[str], aliases: Iterable[str] = ()) -> str:
-    """``"; did you mean 'x'?"`` for an unknown name, or the known names (aliases left out) if none is near."""
+    """``"; did you mean 'x'?"`` for an unknown name, or the known names, no aliases, if none is near."""
     names = sorted(set(known))
     by_lower = {each.lower(): each for each in (*names, *aliases)}
     close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
@@ -138,9 +138,7 @@ def read_figures(text: str, where: str) -> dict[str, Any]:
                 raise ProfileError(f"{where}: {section}.{name} is missing; expected a number")
     step = tree.get("step", {})
     if "dense" not in step:
-        raise ProfileError(
-            f"{where}: step.dense is missing; expected a list of {{tokens, value, provenance, source}}"
-        )
+        raise ProfileError(f"{where}: step.dense is missing; expected a list of {{tokens, value, provenance, source}}")
     fields["dense"] = _dense(step["dense"], where, origins)
     if "capture_tokens" in step:
         fields["capture_tokens"] = _captures(step["capture_tokens"], where, origins)
@@ -155,9 +153,7 @@ def _read_head(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
             raise ProfileError(f"{where}: {name} is {tree.get(name)!r}; expected a name in quotes")
         head[name] = tree[name]
     aliases = tree.get("aliases", [])
-    if not isinstance(aliases, list) or not all(
-        isinstance(alias, str) and alias.strip() for alias in aliases
-    ):
+    if not isinstance(aliases, list) or not all(isinstance(alias, str) and alias.strip() for alias in aliases):
         raise ProfileError(f"{where}: aliases is {aliases!r}; expected a list of names")
     head["aliases"] = tuple(aliases)
     gpus = tree.get("gpus", 1)
@@ -187,9 +183,7 @@ def _table(value: object, where: str, key: str) -> Mapping[str, Any]:
 def _origin(table: Mapping[str, Any], where: str, key: str) -> tuple[Provenance, str]:
     provenance, source = table.get("provenance"), table.get("source")
     if provenance not in PROVENANCES:
-        raise ProfileError(
-            f"{where}: {key}.provenance is {provenance!r}; expected one of {', '.join(PROVENANCES)}"
-        )
+        raise ProfileError(f"{where}: {key}.provenance is {provenance!r}; expected one of {', '.join(PROVENANCES)}")
     if not isinstance(source, str) or not source.strip():
         raise ProfileError(f"{where}: {key}.source is {source!r}; expected a text: where is the number from?")
     return cast("Provenance", provenance), source
@@ -204,9 +198,7 @@ def _figure(value: object, field: Field, where: str, key: str) -> Figure:
     return Figure(float(table["value"]), *_origin(table, where, key))
 
 
-def _dense(
-    value: object, where: str, origins: list[tuple[str, Provenance, str]]
-) -> tuple[tuple[int, float], ...]:
+def _dense(value: object, where: str, origins: list[tuple[str, Provenance, str]]) -> tuple[tuple[int, float], ...]:
     if not isinstance(value, list) or not value:
         raise ProfileError(f"{where}: step.dense is {value!r}; expected a list of at least one entry")
     points: list[tuple[int, float]] = []
@@ -220,9 +212,7 @@ def _dense(
                 raise ProfileError(f"{where}: {key}: {name} {wrong}")
         tokens = int(table["tokens"])
         if points and tokens <= points[-1][0]:
-            raise ProfileError(
-                f"{where}: {key}: tokens is {tokens} after {points[-1][0]}; expected a rising list"
-            )
+            raise ProfileError(f"{where}: {key}: tokens is {tokens} after {points[-1][0]}; expected a rising list")
         points.append((tokens, float(table["value"])))
         origins.append((f"dense[{tokens}]", *_origin(table, where, key)))
     return tuple(points)

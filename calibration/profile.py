@@ -111,14 +111,10 @@ class EngineProfile:
             if wrong:
                 raise ProfileError(f"profile {self.model!r}: {name} {wrong}")
         if not self.dense:
-            raise ProfileError(
-                f"profile {self.model!r}: dense is empty; expected at least one (tokens, seconds)"
-            )
+            raise ProfileError(f"profile {self.model!r}: dense is empty; expected at least one (tokens, seconds)")
         for (tokens, seconds), before in zip(self.dense, (None, *self.dense), strict=False):
             if tokens < 1 or (before is not None and tokens <= before[0]):
-                raise ProfileError(
-                    f"profile {self.model!r}: dense at {tokens} tokens; expected rising tokens from 1"
-                )
+                raise ProfileError(f"profile {self.model!r}: dense at {tokens} tokens; expected rising tokens from 1")
             wrong = check_number(seconds, DENSE)
             if wrong:
                 raise ProfileError(f"profile {self.model!r}: dense at {tokens} tokens {wrong}")
@@ -218,17 +214,13 @@ class EngineProfile:
         unset: tuple[Provenance, str] = ("assumed", "not stated: the default")
         rows = []
         for name, field in FIELDS.items():
-            rows.append(
-                ProvenanceRow(name, float(getattr(self, name)), field.unit, *origins.get(name, unset))
-            )
+            rows.append(ProvenanceRow(name, float(getattr(self, name)), field.unit, *origins.get(name, unset)))
             if name == "sequence_s":
                 for tokens, seconds in self.dense:
                     key = f"dense[{tokens}]"
                     rows.append(ProvenanceRow(key, seconds, DENSE.unit, *origins.get(key, unset)))
                 rows += [
-                    ProvenanceRow(
-                        "capture_tokens", float(size), "tokens", *origins.get("capture_tokens", unset)
-                    )
+                    ProvenanceRow("capture_tokens", float(size), "tokens", *origins.get("capture_tokens", unset))
                     for size in self.capture_tokens
                 ]
         return rows
@@ -263,15 +255,11 @@ class _Shipped(Mapping[str, EngineProfile]):
     @cached_property
     def _by_model(self) -> dict[str, EngineProfile]:
         found: dict[str, EngineProfile] = {}
-        for entry in sorted(
-            files("calibration").joinpath("profiles").iterdir(), key=lambda entry: entry.name
-        ):
+        for entry in sorted(files("calibration").joinpath("profiles").iterdir(), key=lambda entry: entry.name):
             if entry.name.endswith(".toml"):
                 profile = _parse(entry.read_text(encoding="utf-8"), f"calibration/profiles/{entry.name}")
                 if profile.model in found:
-                    raise ProfileError(
-                        f"calibration/profiles/{entry.name}: a second profile of {profile.model!r}"
-                    )
+                    raise ProfileError(f"calibration/profiles/{entry.name}: a second profile of {profile.model!r}")
                 found[profile.model] = profile
         return dict(sorted(found.items(), key=lambda item: (item[1].parameters, item[0])))
 

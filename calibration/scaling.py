@@ -84,9 +84,7 @@ class Architecture:
         return (self.block_parameters + self.head_parameters) * BYTES_PER_VALUE
 
 
-def kv_tokens(
-    parameters: float, kv_bytes_per_token: int, memory_bytes: int, gpus: int, block_tokens: int = 16
-) -> int:
+def kv_tokens(parameters: float, kv_bytes_per_token: int, memory_bytes: int, gpus: int, block_tokens: int = 16) -> int:
     """KV tokens beside the weights, in whole blocks: an upper bound. 0 or less if the weights do not fit."""
     room = gpus * (MEMORY_SHARE * memory_bytes - RUNTIME_BYTES) - parameters * BYTES_PER_VALUE
     return int(room / kv_bytes_per_token) // block_tokens * block_tokens
@@ -114,9 +112,7 @@ def scaled_profile(
     """
     head_s = card.head_parameters * BYTES_PER_VALUE / gpu.stream_bytes_per_s
     base_head_s = base.head_parameters * BYTES_PER_VALUE / gpu.stream_bytes_per_s
-    streamed_ratio = (card.block_parameters + card.head_parameters) / (
-        base.block_parameters + base.head_parameters
-    )
+    streamed_ratio = (card.block_parameters + card.head_parameters) / (base.block_parameters + base.head_parameters)
     block_ratio = card.block_parameters / base.block_parameters
     streamed_s = card.streamed_bytes / gpu.stream_bytes_per_s
     first_s = base.dense[0][1]
@@ -217,13 +213,9 @@ def tensor_parallel(profile: EngineProfile, gpus: int) -> EngineProfile:
             f"tensor_parallel is {gpus}; expected a divisor of the {profile.heads} heads and "
             f"{profile.kv_heads} KV heads of {profile.model}"
         )
-    divided = {
-        name: getattr(profile, name) / gpus for name in ("a0", "a1", "a2", "w0", "w1", "w2", "m0", "m1")
-    }
+    divided = {name: getattr(profile, name) / gpus for name in ("a0", "a1", "a2", "w0", "w1", "w2", "m0", "m1")}
     dense = tuple((tokens, seconds / gpus) for tokens, seconds in profile.dense)
-    tokens = kv_tokens(
-        profile.parameters, profile.kv_bytes_per_token, profile.memory_bytes, gpus, profile.block_tokens
-    )
+    tokens = kv_tokens(profile.parameters, profile.kv_bytes_per_token, profile.memory_bytes, gpus, profile.block_tokens)
     changed = {*divided, "num_kv_tokens", "allreduce_base_s", "allreduce_token_s"}
     kept = [
         (name, "scaled", f"{source}; over {gpus} GPUs") if name.startswith("dense[") or name in divided
@@ -234,9 +226,7 @@ def tensor_parallel(profile: EngineProfile, gpus: int) -> EngineProfile:
     added = [origin for origin in term_origins(A6000, gpus) if origin[0] in changed - {*divided}]
     allreduce: Mapping[str, Any] = allreduce_terms(profile.layers, profile.hidden_size, gpus)
     origins: tuple[Any, ...] = (*kept, *added)
-    return replace(
-        profile, gpus=gpus, dense=dense, num_kv_tokens=tokens, origins=origins, **divided, **allreduce
-    )
+    return replace(profile, gpus=gpus, dense=dense, num_kv_tokens=tokens, origins=origins, **divided, **allreduce)
 
 
 def card_origins(card: Architecture) -> list[tuple[str, Provenance, str]]:

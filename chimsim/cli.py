@@ -56,21 +56,13 @@ app.add_typer(trace_app, name="trace")
 app.command("profiles")(profiles_command)
 
 SpecFile = Annotated[Path | None, typer.Argument(metavar="SPEC.toml", help="Spec file; options override it.")]
-TraceOpt = Annotated[
-    str | None, typer.Option("--trace", help="Shipped traces or trace files: apps,maths,my.jsonl")
-]
-ComboOpt = Annotated[
-    str | None, typer.Option("--combo", help="Clusters of one engine a model: qwen1.5b+7b,...")
-]
+TraceOpt = Annotated[str | None, typer.Option("--trace", help="Shipped traces or trace files: apps,maths,my.jsonl")]
+ComboOpt = Annotated[str | None, typer.Option("--combo", help="Clusters of one engine a model: qwen1.5b+7b,...")]
 ClusterOpt = Annotated[str | None, typer.Option("--cluster", help="Cluster TOML files.")]
 PolicyOpt = Annotated[str | None, typer.Option("--policy", help="fcfs,sjf,..., my_file.py:MyPolicy")]
 RpsOpt = Annotated[str | None, typer.Option("--rps", help="Arrival rates, workflows per second.")]
-TauOpt = Annotated[
-    str | None, typer.Option("--tau", help="Latency slack of policies that have it: 0,0.5,inf")
-]
-DeltaOpt = Annotated[
-    str | None, typer.Option("--delta-s", help="Smallest gain in confidence worth a switch.")
-]
+TauOpt = Annotated[str | None, typer.Option("--tau", help="Latency slack of policies that have it: 0,0.5,inf")]
+DeltaOpt = Annotated[str | None, typer.Option("--delta-s", help="Smallest gain in confidence worth a switch.")]
 KnobOpt = Annotated[list[str] | None, typer.Option("--knob", help="Any other knob: name=v1,v2 (repeatable).")]
 SeedsOpt = Annotated[str | None, typer.Option("--seeds", help="How many seeds (3: 0,1,2), or a list: 5,7")]
 SeedOpt = Annotated[int | None, typer.Option("--seed", help="The run's seed.")]
@@ -78,36 +70,24 @@ WorkflowsOpt = Annotated[
     str | None, typer.Option("--workflows", "--limit", help="Workflows a run (default: the whole trace).")
 ]
 WarmupOpt = Annotated[str | None, typer.Option("--warmup", help="First workflows left out of the metrics.")]
-BurstOpt = Annotated[
-    str | None, typer.Option("--burstiness", help="1 is Poisson, smaller is burstier (gamma).")
-]
+BurstOpt = Annotated[str | None, typer.Option("--burstiness", help="1 is Poisson, smaller is burstier (gamma).")]
 ArrivalsOpt = Annotated[
     str | None, typer.Option("--arrivals", help="poisson, recorded, or a trace to borrow them from.")
 ]
-RouterOpt = Annotated[
-    str | None, typer.Option("--router", help="Confidence: trace, oracle or none (constant).")
-]
+RouterOpt = Annotated[str | None, typer.Option("--router", help="Confidence: trace, oracle or none (constant).")]
 MapOpt = Annotated[str | None, typer.Option("--router-map", help="Noisy routers of this average precision.")]
 LengthOpt = Annotated[
     str | None,
     typer.Option("--length-error", help="Kendall distance of predicted lengths: 0 true, 0.5 random."),
 ]
-RouterSOpt = Annotated[
-    str | None, typer.Option("--router-s", help="Router seconds on a workflow's first call.")
-]
-PredictorSOpt = Annotated[
-    str | None, typer.Option("--predictor-s", help="Length predictor seconds on each call.")
-]
+RouterSOpt = Annotated[str | None, typer.Option("--router-s", help="Router seconds on a workflow's first call.")]
+PredictorSOpt = Annotated[str | None, typer.Option("--predictor-s", help="Length predictor seconds on each call.")]
 QueueOpt = Annotated[str | None, typer.Option("--queue", help="Where calls wait: dispatcher or engine.")]
-AheadOpt = Annotated[
-    str | None, typer.Option("--look-ahead", help="Calls inside the engine beyond its slots.")
-]
+AheadOpt = Annotated[str | None, typer.Option("--look-ahead", help="Calls inside the engine beyond its slots.")]
 OversizeOpt = Annotated[
     str | None, typer.Option("--oversize", help="A call that can never fit: error, reject or clip.")
 ]
-SlotsOpt = Annotated[
-    str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")
-]
+SlotsOpt = Annotated[str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")]
 EnginesOpt = Annotated[str | None, typer.Option("--engines", help="Engines of a model: qwen7b=2,...")]
 SeqsOpt = Annotated[str | None, typer.Option("--max-num-seqs", help="vLLM's max_num_seqs of every engine.")]
 GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits in ms: ttft=500,tpot=50,e2el=9000")]
@@ -144,12 +124,8 @@ def sweep(
     goodput: GoodputOpt = None,
     workers: WorkersOpt = None,
     out: Annotated[Path | None, typer.Option(help="Results folder; a started one is gone on with.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the grid and its size, run nothing.")
-    ] = False,
-    figures: Annotated[
-        bool, typer.Option("--plots/--no-plots", help="Draw the frontier and the queues.")
-    ] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid and its size, run nothing.")] = False,
+    figures: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the frontier and the queues.")] = True,
 ) -> None:
     """Run a grid of simulations into a results folder.
 
@@ -265,9 +241,7 @@ def plot(
     if not results.complete:
         _note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
     kinds = [name.strip() for name in kind.split(",") if name.strip()]
-    files = draw(
-        results, kinds, latency=latency, formats=[f.strip() for f in formats.split(",") if f.strip()]
-    )
+    files = draw(results, kinds, latency=latency, formats=[f.strip() for f in formats.split(",") if f.strip()])
     for path in files:
         typer.echo(str(path))
     if "frontier" in kinds and not any(path.name.startswith("frontier") for path in files):
@@ -288,9 +262,7 @@ def list_policies(
     for name, policy in POLICIES.items():
         first = (policy.__doc__ or "").strip().splitlines()
         knobs = [{"name": k.name, "default": k.default, "doc": k.doc} for k in knobs_of(policy)]
-        rows.append(
-            {"policy": name, "doc": first[0] if first else "", "reads": sorted(policy.reads), "knobs": knobs}
-        )
+        rows.append({"policy": name, "doc": first[0] if first else "", "reads": sorted(policy.reads), "knobs": knobs})
     if as_json:
         typer.echo(ordered_json_bytes({"policies": rows}).decode(), nl=False)
         return
@@ -340,9 +312,7 @@ def _print_grid(cells: list[Cell]) -> None:
     counts: dict[str, int] = {}
     for cell in cells:
         counts[str(cell.axes["policy"])] = counts.get(str(cell.axes["policy"]), 0) + 1
-    typer.echo(
-        _hanging("cells         " + ", ".join(f"{name} {count}" for name, count in counts.items()), 14)
-    )
+    typer.echo(_hanging("cells         " + ", ".join(f"{name} {count}" for name, count in counts.items()), 14))
     distinct = len({cell.name for cell in cells})
     typer.echo(f"{distinct} cells in all")
 

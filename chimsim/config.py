@@ -54,9 +54,7 @@ class EngineSpec:
         ):
             value = getattr(self, field)
             if type(value) is not int or value < 1:
-                raise ChimsimError(
-                    f"engine {self.name!r}: {field} is {value!r}; expected a whole number above 0"
-                )
+                raise ChimsimError(f"engine {self.name!r}: {field} is {value!r}; expected a whole number above 0")
         if self.num_kv_blocks < 2:
             raise ChimsimError(
                 f"engine {self.name!r}: KV memory of {self.num_kv_blocks} block; "
@@ -145,9 +143,7 @@ class Cluster:
             raise ChimsimError(f"cluster {self.name!r} has no engine; expected at least one")
         twice = [name for name, count in Counter(engine.name for engine in self.engines).items() if count > 1]
         if twice:
-            raise ChimsimError(
-                f"cluster {self.name!r}: two engines are named {twice[0]!r}; expected distinct names"
-            )
+            raise ChimsimError(f"cluster {self.name!r}: two engines are named {twice[0]!r}; expected distinct names")
         object.__setattr__(self, "engines", tuple(sorted(self.engines, key=lambda engine: engine.name)))
 
     @property
@@ -258,9 +254,7 @@ def load_cluster(
     if isinstance(path_or_combo, str) and path.suffix != ".toml" and not path.is_file():
         return combo_cluster(path_or_combo, engines=engines, max_batch_size=max_batch_size, **given)
     if engines:
-        raise ChimsimError(
-            f"{path}: the number of engines stands in the file (count = ...); leave engines out"
-        )
+        raise ChimsimError(f"{path}: the number of engines stands in the file (count = ...); leave engines out")
     return _read_cluster(path, max_batch_size, given)
 
 
@@ -419,9 +413,7 @@ def _parse_combo(combo: str) -> dict[str, int]:
         elif sized:
             family = sized[1]
         if not word:
-            raise ChimsimError(
-                f"combination {combo!r} has an empty part; expected names joined by +, say qwen1.5b+7b"
-            )
+            raise ChimsimError(f"combination {combo!r} has an empty part; expected names joined by +, say qwen1.5b+7b")
         try:
             model = find_profile(word).model
         except ProfileError as error:

@@ -215,9 +215,7 @@ class Dispatcher:
             return None
         return _sooner(request.check_left, request.promoted_left)
 
-    def complete(
-        self, now: float, request_id: int, output_tokens: int, reason: str = "stop", *, last: bool
-    ) -> Outcome:
+    def complete(self, now: float, request_id: int, output_tokens: int, reason: str = "stop", *, last: bool) -> Outcome:
         """A request is over (``stop``, ``failed`` or ``aborted``); ``last``: its workflow has no later stage."""
         request = self._requests.pop(request_id)
         if request.place is not None:

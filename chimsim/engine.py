@@ -280,10 +280,9 @@ class Engine:
         """The smallest number of steps (at least 1) that last at least ``elapsed_s``."""
         half = 0.5 * self._slope_s
         linear = self._first_s - half
+        guess = elapsed_s / linear
         if half:
             guess = (sqrt(linear * linear + 4.0 * half * elapsed_s) - linear) / (2.0 * half)
-        else:
-            guess = elapsed_s / linear
         count = max(int(guess), 1)
         # The root is rounded, the sums are exact: look at the neighbours.
         while self._duration_s(count) < elapsed_s:
@@ -373,9 +372,7 @@ class Engine:
         else:
             self._first_s = self._decode_constant_s[decodes] + self._decode_slope_s * context
 
-    def _schedule_chunk(
-        self, request: EngineRequest, tokens: int, chunks: list[tuple[EngineRequest, int]]
-    ) -> None:
+    def _schedule_chunk(self, request: EngineRequest, tokens: int, chunks: list[tuple[EngineRequest, int]]) -> None:
         chunks.append((request, tokens))
         self.prefill_tokens += tokens
         if request.computed + tokens >= request.prompt_tokens + request.produced:

@@ -133,9 +133,7 @@ def make_cluster(
 
 def in_engine(cluster: Cluster) -> Cluster:
     """The same engines with vLLM's priority scheduling, without which their own queue ignores a policy."""
-    return replace(
-        cluster, engines=tuple(replace(engine, scheduling="priority") for engine in cluster.engines)
-    )
+    return replace(cluster, engines=tuple(replace(engine, scheduling="priority") for engine in cluster.engines))
 
 
 def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
@@ -181,9 +179,7 @@ def check_arrivals(kind: str, trace: Trace, spec: Spec) -> None:
     times_for(kind, trace, spec.workflows, spec.rps[0] if spec.rps else None)
 
 
-def times_for(
-    kind: str, trace: Trace, workflows: int | None, rps: float | None
-) -> npt.NDArray[np.float64] | None:
+def times_for(kind: str, trace: Trace, workflows: int | None, rps: float | None) -> npt.NDArray[np.float64] | None:
     """The instants to hand to the simulator; None where it makes them (Poisson, or recorded as they are)."""
     if kind == "poisson" or (kind == "recorded" and rps is None):
         return None

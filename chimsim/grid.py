@@ -64,9 +64,7 @@ class Cell:
     def title(self) -> str:
         """The cell in a few words, for messages and progress."""
         shown = {k: v for k, v in self.axes.items() if v is not None and k not in _QUIET}
-        named = [
-            f"{v}" if k in ("trace", "combo", "policy") else f"{k} {_short(v)}" for k, v in shown.items()
-        ]
+        named = [f"{v}" if k in ("trace", "combo", "policy") else f"{k} {_short(v)}" for k, v in shown.items()]
         return ", ".join(named)
 
 

@@ -221,9 +221,7 @@ def _throughput(
             # a request of one token has no TPOT and cannot miss it
             good &= ~(times_ms[name] > limit_ms)
         amounts.append(float(good.sum()))
-    rates = {
-        key: amount / duration if duration > 0 else None for key, amount in zip(keys, amounts, strict=True)
-    }
+    rates = {key: amount / duration if duration > 0 else None for key, amount in zip(keys, amounts, strict=True)}
     return {"duration_s": duration, **rates}
 
 

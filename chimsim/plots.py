@@ -108,9 +108,7 @@ def draw(
     return written
 
 
-def _figures(
-    results: Results, summary: pd.DataFrame, kind: str, latency: str
-) -> Iterator[tuple[str, Figure]]:
+def _figures(results: Results, summary: pd.DataFrame, kind: str, latency: str) -> Iterator[tuple[str, Figure]]:
     suffix = "" if latency == "mean" else f"-{latency}"
     if kind == "frontier":
         if not summary["solved_rate"].notna().any():
@@ -170,9 +168,7 @@ def frontier(summary: pd.DataFrame, latency: str = "mean") -> Figure:
         low, high = _limits(pd.concat(spans[title]), "y")
         for c in range(len(combos)):
             axes[r][c].set_ylim(max(low, -2.0), min(high, 102.0))
-    ring = Line2D(
-        [], [], marker="o", color="none", markeredgecolor="#444444", markersize=9, label="not dominated"
-    )
+    ring = Line2D([], [], marker="o", color="none", markeredgecolor="#444444", markersize=9, label="not dominated")
     _legend(figure, styles, [ring])
     return figure
 
@@ -282,8 +278,7 @@ def latency_cdf(results: Results, summary: pd.DataFrame) -> Figure:
             panel = part[part["combo"] == combo]
             for i, (series, (colour, _)) in enumerate(styles.items()):
                 frames = [
-                    results.table(str(cell), "workflows")
-                    for cell in panel.loc[panel["series"] == series, "cell"]
+                    results.table(str(cell), "workflows") for cell in panel.loc[panel["series"] == series, "cell"]
                 ]
                 if not frames:
                     continue
@@ -443,9 +438,7 @@ def _one_tau(data: pd.DataFrame) -> pd.DataFrame:
 
 def _grid(rows: int, columns: int, height: float = 1.75) -> tuple[Figure, list[list[Axes]]]:
     width = 3.6 if columns == 1 else min(2.5 * columns, 1.9 * columns + 1.0)
-    figure = Figure(
-        figsize=(max(4.2, width), (2.4 if rows == 1 else height * rows) + 0.7), layout="constrained"
-    )
+    figure = Figure(figsize=(max(4.2, width), (2.4 if rows == 1 else height * rows) + 0.7), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]

@@ -214,9 +214,7 @@ class TracePredictor:
     def _confidence(self, model: str) -> array[float]:
         if self._router == "trace":
             return array("d", (workflow.confidence.get(model, nan) for workflow in self._trace.workflows))
-        labels = np.array(
-            [_label(workflow.runs.get(model)) for workflow in self._trace.workflows], np.float64
-        )
+        labels = np.array([_label(workflow.runs.get(model)) for workflow in self._trace.workflows], np.float64)
         labelled = ~np.isnan(labels)
         if self._router == "oracle":
             return _packed(labels)
@@ -282,9 +280,7 @@ def build_predictor(
         ChimsimError: an unknown router, or a number out of range.
     """
     if router not in ROUTERS:
-        raise ChimsimError(
-            f"router {router!r} is unknown{near(router, ROUTERS)} (known: {', '.join(ROUTERS)})"
-        )
+        raise ChimsimError(f"router {router!r} is unknown{near(router, ROUTERS)} (known: {', '.join(ROUTERS)})")
     if router_map is not None:
         if router == "none":
             raise ChimsimError("router none has no average precision to set; leave out the router or its map")
@@ -296,9 +292,7 @@ def build_predictor(
     elif router == "noisy":
         raise ChimsimError("router noisy needs its average precision (router map), such as 0.6")
     if not 0 <= length_error <= 0.5:
-        raise ChimsimError(
-            f"length error is {length_error!r}; it must be between 0 (exact) and 0.5 (a random order)"
-        )
+        raise ChimsimError(f"length error is {length_error!r}; it must be between 0 (exact) and 0.5 (a random order)")
     for name, value in (("router_s", router_s), ("predictor_s", predictor_s)):
         if not (isfinite(value) and value >= 0):
             raise ChimsimError(f"{name} is {value!r}; it must be 0 or more, and finite")

@@ -60,7 +60,7 @@ def table(profiles: Iterable[EngineProfile]) -> str:
     """The list in 80 columns."""
     lines = [
         "                                       decode ms at",
-        "model         alias       GPU           batch 1   slots slots KV tokens  step time",
+        "model         alias       GPU           batch 1   slots slots KV tokens  table",
     ]
     for profile in profiles:
         row = summary(profile)
@@ -74,7 +74,7 @@ def table(profiles: Iterable[EngineProfile]) -> str:
             f"{profile.num_kv_tokens:>9,}  {kind}"
         )
     legend = (
-        "slots: max_batch_size, sequences that run together. step time: how many entries of the step-time "
+        "slots: max_batch_size, sequences that run together. table: how many entries of the step-time "
         "table are measured (m), scaled (s) or assumed (a). `chimsim profiles NAME` shows every number and "
         "its source."
     )
@@ -88,7 +88,8 @@ def detail(profile: EngineProfile) -> str:
     batch = profile.max_batch_size
     step_s = profile.decode_s_per_token(batch)
     lines = [
-        f"{profile.model} on {gpus}{profile.gpu}   (aliases: {', '.join(profile.aliases) or 'none'})",
+        f"{profile.model} on {gpus}{profile.gpu}",
+        *textwrap.wrap(f"aliases {', '.join(profile.aliases) or 'none'}", WIDTH),
         f"digest {profile.digest[:16]}",
         f"max_batch_size {batch}; decode step at that batch {step_s * 1e3:.1f} ms, "
         f"{step_s * 1e3 / batch:.3f} ms a token",

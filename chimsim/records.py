@@ -58,7 +58,9 @@ def frame_of(
         if by is not None:
             values = values[by]
         if name in names:
-            data[name] = pd.Categorical.from_codes(values.astype(np.int32), categories=pd.Index(names[name], dtype="str"))
+            data[name] = pd.Categorical.from_codes(
+                values.astype(np.int32), categories=pd.Index(list(names[name]), dtype="str")
+            )
         elif name in flags:
             data[name] = values.astype(bool)
         else:

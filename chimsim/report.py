@@ -100,9 +100,7 @@ def warnings(summary: pd.DataFrame) -> list[str]:
     return found
 
 
-def run_tables(
-    requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mapping[str, Any], title: str
-) -> str:
+def run_tables(requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mapping[str, Any], title: str) -> str:
     """One run in full: its metrics, its engines, its stages."""
     blocks = [
         title,

@@ -74,9 +74,7 @@ class Results:
 
     def config(self, cell: str) -> dict[str, Any]:
         """The resolved configuration of one cell."""
-        config: dict[str, Any] = json.loads(
-            (self.path / "cells" / cell / "config.json").read_text(encoding="utf-8")
-        )
+        config: dict[str, Any] = json.loads((self.path / "cells" / cell / "config.json").read_text(encoding="utf-8"))
         return config
 
     def cell_summary(self, cell: str) -> dict[str, Any]:
@@ -104,9 +102,7 @@ def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         elif all(isinstance(v, int) and not isinstance(v, bool) for v in values):
             columns[name] = pd.Series(values, dtype="int64")
         elif all(v is None or (isinstance(v, int | float) and not isinstance(v, bool)) for v in values):
-            columns[name] = pd.Series(
-                [float("nan") if v is None else float(v) for v in values], dtype="float64"
-            )
+            columns[name] = pd.Series([float("nan") if v is None else float(v) for v in values], dtype="float64")
         else:
             columns[name] = pd.Series([None if v is None else str(v) for v in values], dtype="str")
     return pd.DataFrame(columns)
@@ -160,9 +156,7 @@ def write_file(path: Path, data: bytes) -> None:
     _sync_folder(path.parent)
 
 
-def write_cell(
-    root: Path, name: str, config: Mapping[str, Any], result: RunResult, summary: Mapping[str, Any]
-) -> None:
+def write_cell(root: Path, name: str, config: Mapping[str, Any], result: RunResult, summary: Mapping[str, Any]) -> None:
     """Write one finished cell as a folder that appears with all its files or not at all."""
     files = {"config.json": json_bytes(config), "summary.json": ordered_json_bytes(summary)}
     for table in TABLES:
@@ -232,9 +226,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text(encoding="utf-8"))
         found = manifest["format"], manifest["spec"], manifest["cells"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ChimsimError(
-            f"{path} is not the manifest of a sweep ({type(error).__name__}: {error})"
-        ) from error
+        raise ChimsimError(f"{path} is not the manifest of a sweep ({type(error).__name__}: {error})") from error
     if found[0] != FORMAT:
         raise ChimsimError(f"{path} has format {found[0]!r}, this chimsim reads format {FORMAT}")
     return dict(manifest)

@@ -8,12 +8,12 @@ ready are dispatched, then free slots are filled, then steps start.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from math import inf, isfinite, nan
-from typing import Any, Literal, TypeVar
+from math import inf, nan
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from simpy import Environment
 from simpy.events import Event
 
@@ -28,14 +28,14 @@ from chimsim.records import Columns, RunResult, frame_of
 from chimsim.ticks import HORIZON_S, exact, exact_not_before
 from policies import load_policy
 from policies.interface import EngineView, Policy, Prediction, RequestView
-from traces import Run, Stage, Trace, Workflow, arrivals as arriving
+from traces import Run, Stage, Trace, Workflow
+from traces import arrivals as arriving
 
 Oversize = Literal["error", "reject", "clip"]
 Queue = Literal["dispatcher", "engine"]
 SAMPLE_S = 1.0
 COMPLETED, REJECTED = 0, 1
 STATUS = ("completed", "rejected")
-T = TypeVar("T")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -350,18 +350,18 @@ class _Driver:
             self._at(self._times[row], self._on_arrival, None)
 
     def _on_engine(self, event: Event) -> None:
-        state: _State = event.value
+        state = cast(_State, event.value)
         if state.engine.end_at == self._env.now and state not in self._due:
             self._due.append(state)
 
     def _on_ready(self, event: Event) -> None:
-        self._ready.append(event.value)
+        self._ready.append(cast(_Call, event.value))
 
     def _on_delay_over(self, event: Event) -> None:
-        self._woken.append(event.value)
+        self._woken.append(cast(_Job, event.value))
 
     def _on_deadline(self, event: Event) -> None:
-        self._touch(event.value)
+        self._touch(cast(_State, event.value))
 
     def _touch(self, state: _State) -> None:
         if not state.touched:
@@ -668,9 +668,7 @@ class _Driver:
             self._log or [],
         )
 
-    def _engine_frame(self, makespan_s: float) -> Any:
-        import pandas as pd
-
+    def _engine_frame(self, makespan_s: float) -> pd.DataFrame:
         rows = []
         for state in self._states:
             engine = state.engine

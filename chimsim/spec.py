@@ -72,14 +72,8 @@ class Spec:
         for entry in self.policy:
             own = {name: list(values) for name, values in entry.overrides.items()}
             plainly = entry.label == entry.policy and not own
-            policies.append(
-                entry.policy if plainly else {"label": entry.label, "policy": entry.policy, **own}
-            )
-        plain = {
-            name: getattr(self, name)
-            for name in _PARSERS
-            if name not in ("policy", "workers", "tau", "delta_s")
-        }
+            policies.append(entry.policy if plainly else {"label": entry.label, "policy": entry.policy, **own})
+        plain = {name: getattr(self, name) for name in _PARSERS if name not in ("policy", "workers", "tau", "delta_s")}
         kept = {name: value for name, value in plain.items() if value not in (None, (), {}, (None,))}
         for name, value in kept.items():
             if isinstance(value, tuple):
@@ -104,9 +98,7 @@ def read_spec(path: str | Path) -> dict[str, Any]:
         if path.suffix == ".json":
             manifest = json.loads(text)
             if not isinstance(manifest, dict) or not isinstance(manifest.get("spec"), dict):
-                raise ChimsimError(
-                    f"spec {path}: a JSON spec must be the manifest of a sweep, with a key 'spec'"
-                )
+                raise ChimsimError(f"spec {path}: a JSON spec must be the manifest of a sweep, with a key 'spec'")
             return dict(manifest["spec"])
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
@@ -151,9 +143,7 @@ def spec_from(
     if not parsed.get("trace"):
         raise ChimsimError(f"no trace; give {option('trace')}, say apps")
     if not parsed.get("combo") and not parsed.get("cluster"):
-        raise ChimsimError(
-            f"no cluster; give {option('combo')} (say qwen1.5b+7b) or {option('cluster')} with a file"
-        )
+        raise ChimsimError(f"no cluster; give {option('combo')} (say qwen1.5b+7b) or {option('cluster')} with a file")
     if not parsed.get("policy"):
         raise ChimsimError(f"no policy; give {option('policy')}, say fcfs,chimera")
     spec = Spec(knobs=dict(sorted(knobs.items())), **parsed)
@@ -237,9 +227,7 @@ def _real(
     most: float | None = None,
     infinite: bool = False,
 ) -> Callable[[Any, str], float]:
-    allowed = (
-        f"above {above:g}" if above is not None else f"of at least {least:g}" if least is not None else ""
-    )
+    allowed = f"above {above:g}" if above is not None else f"of at least {least:g}" if least is not None else ""
     allowed += f" and at most {most:g}" if most is not None else ""
 
     def parse(value: Any, where: str) -> float:
@@ -294,9 +282,7 @@ def _seeds(value: Any, where: str) -> tuple[int, ...]:
     return tuple(range(_whole(1)(items[0], where)))
 
 
-def _pairs(
-    parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()
-) -> Callable[[Any, str], dict[str, Any]]:
+def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Callable[[Any, str], dict[str, Any]]:
     def build(value: Any, where: str) -> dict[str, Any]:
         if isinstance(value, Mapping):
             pairs = {str(key): item for key, item in value.items()}
@@ -328,9 +314,7 @@ def _knob_values(value: Any, where: Mapping[str, str]) -> dict[str, Axis]:
             if not sign or not name.strip():
                 raise ChimsimError(f"{name_of}: {text!r} is not of the form name=value or name=value,value")
             pairs[name.strip()] = right
-    return {
-        name: tuple(map(parse_scalar, _items(item, f"{name_of}: {name}"))) for name, item in pairs.items()
-    }
+    return {name: tuple(map(parse_scalar, _items(item, f"{name_of}: {name}"))) for name, item in pairs.items()}
 
 
 def _policies(value: Any, where: str) -> tuple[PolicyEntry, ...]:

@@ -75,9 +75,7 @@ def sweep(
     temporary one that lives as long as the results. With more than one worker a script needs the usual
     ``if __name__ == "__main__":``. Raises `ChimsimError` or one of the other packages' errors for bad input.
     """
-    resolved = spec_from(
-        keys, read_spec(spec) if spec is not None else None, source=str(spec) if spec else ""
-    )
+    resolved = spec_from(keys, read_spec(spec) if spec is not None else None, source=str(spec) if spec else "")
     count = workers or resolved.workers
     if out is not None:
         return run_sweep(resolved, Path(out), workers=count, progress=progress)
@@ -117,8 +115,7 @@ def run_sweep(
                 kept = len(distinct) - len(errors)
                 more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
                 raise ChimsimError(
-                    f"{len(errors)} of {len(distinct)} cells failed, {kept} are kept in {out}; "
-                    f"{errors[0]}{more}"
+                    f"{len(errors)} of {len(distinct)} cells failed, {kept} are kept in {out}; {errors[0]}{more}"
                 )
             write_summary(out, read_manifest(out)["cells"])
             _note_run(out, command, workers, started, len(missing), len(distinct))
@@ -127,9 +124,7 @@ def run_sweep(
     return Results(out)
 
 
-def _run_missing(
-    out: Path, missing: Sequence[Cell], total: int, workers: int, progress: Progress | None
-) -> list[str]:
+def _run_missing(out: Path, missing: Sequence[Cell], total: int, workers: int, progress: Progress | None) -> list[str]:
     """Run the cells; the errors of those that failed, in the order of the grid."""
     report = progress or (lambda done, total, cell: None)
     done = total - len(missing)
@@ -148,8 +143,7 @@ def _run_missing(
                 report(done, total, missing[index])
     except WorkerDied as died:
         raise ChimsimError(
-            f"a worker was killed ({died.cause}) in cell ({missing[died.index].title}); "
-            f"{_kept(done, total, out)}"
+            f"a worker was killed ({died.cause}) in cell ({missing[died.index].title}); {_kept(done, total, out)}"
         ) from None
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_kept(done, total, out)}") from None
@@ -217,10 +211,7 @@ def _note_run(out: Path, command: Sequence[str], workers: int, started: float, r
         runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError):
         runs = []
-    versions = {
-        name: metadata.version(name)
-        for name in ("numpy", "pandas", "scipy", "pyarrow", "matplotlib", "simpy")
-    }
+    versions = {name: metadata.version(name) for name in ("numpy", "pandas", "scipy", "pyarrow", "matplotlib", "simpy")}
     entry = {
         "command": list(command),
         "started_at": started,

@@ -93,9 +93,7 @@ def validate(trace: Annotated[str, typer.Argument(help="A shipped trace or a tra
 def import_(
     source: Annotated[Path, typer.Argument(help="The public trace file (plain or gzip).")],
     format: Annotated[str, typer.Option("--format", help=f"One of {', '.join(READERS)}.")],
-    model: Annotated[
-        str, typer.Option("--model", help="Model names, comma-separated: all get the same lengths.")
-    ],
+    model: Annotated[str, typer.Option("--model", help="Model names, comma-separated: all get the same lengths.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
     limit: Annotated[int | None, typer.Option("--limit", help="Only so many calls from the front.")] = None,
 ) -> None:
@@ -137,9 +135,7 @@ def generate_(
     parameters = load_parameters(params)
     if layout is not None:
         if layout not in LAYOUTS:
-            raise TraceError(
-                f"layout {layout!r} is unknown{near(layout, LAYOUTS)} (layouts: {', '.join(LAYOUTS)})"
-            )
+            raise TraceError(f"layout {layout!r} is unknown{near(layout, LAYOUTS)} (layouts: {', '.join(LAYOUTS)})")
         parameters = replace(parameters, layout=layout)
     made: Trace = generate(parameters, seed, workflows)
     write_trace(made, out)

@@ -14,9 +14,7 @@ cluster = load_cluster("qwen1.5b+7b", max_batch_size=32)
 result = simulate(trace, cluster, "chimera", rps=8, seed=0, workflows=200)
 
 workflows = result.workflows
-print(
-    workflows[["workflow_id", "model", "latency_s", "queue_time_s", "solved"]].head(3).to_string(index=False)
-)
+print(workflows[["workflow_id", "model", "latency_s", "queue_time_s", "solved"]].head(3).to_string(index=False))
 print(f"mean latency {workflows['latency_s'].mean():.1f} s, solved {workflows['solved'].mean():.0%}")
 
 # The same arrivals and workflows under another policy: the seed decides both, the policy neither.

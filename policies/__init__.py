@@ -72,12 +72,8 @@ def load_policy(name: str, **settings: object) -> Policy:
     values = {}
     for knob, value in settings.items():
         if knob not in known:
-            listed = ", ".join(
-                k.name if k.default is REQUIRED else f"{k.name}={k.default!r}" for k in known.values()
-            )
-            raise PolicyError(
-                f"policy {name} has no knob {knob!r}{near(knob, known)} (its knobs: {listed or 'none'})"
-            )
+            listed = ", ".join(k.name if k.default is REQUIRED else f"{k.name}={k.default!r}" for k in known.values())
+            raise PolicyError(f"policy {name} has no knob {knob!r}{near(knob, known)} (its knobs: {listed or 'none'})")
         values[knob] = convert(name, known[knob], value)
     lacking = [k.name for k in known.values() if k.default is REQUIRED and k.name not in values]
     if lacking:

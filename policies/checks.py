@@ -119,9 +119,7 @@ def _check_no_engine(make_policy: Callable[[], Policy]) -> None:
         except PolicyError:
             continue
         except Exception as error:
-            raise AssertionError(
-                f"{what} must raise PolicyError, not {type(error).__name__}: {error}"
-            ) from error
+            raise AssertionError(f"{what} must raise PolicyError, not {type(error).__name__}: {error}") from error
         raise AssertionError(f"{what} must raise PolicyError, not give {decision}")
 
 

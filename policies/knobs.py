@@ -150,6 +150,4 @@ def settle(policy: Policy) -> None:
 def require(policy: Policy, knob: str, ok: bool, rule: str) -> None:
     """Raise a `PolicyError` that names policy, knob, value and rule unless ``ok``."""
     if not ok:
-        raise PolicyError(
-            f"policy {policy_name(policy)}: {knob} is {getattr(policy, knob)!r}; it must be {rule}"
-        )
+        raise PolicyError(f"policy {policy_name(policy)}: {knob} is {getattr(policy, knob)!r}; it must be {rule}")

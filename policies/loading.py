@@ -35,8 +35,7 @@ def load_class(spec: str) -> type[Policy]:
     found = getattr(module, name, None)
     if found is None:
         raise PolicyError(
-            f"policy {spec!r}: {where} has no class {name!r}{near(name, known)} "
-            f"(it has: {', '.join(known) or 'none'})"
+            f"policy {spec!r}: {where} has no class {name!r}{near(name, known)} (it has: {', '.join(known) or 'none'})"
         )
     return _checked(spec, found)
 
@@ -46,18 +45,14 @@ def _checked(spec: str, found: object) -> type[Policy]:
         raise PolicyError(f"policy {spec!r} is not a class but {type(found).__name__}")
     dispatch = getattr(found, "dispatch", None)
     if not callable(dispatch) or dispatch is Policy.dispatch:
-        raise PolicyError(
-            f"policy {spec!r} is not a policy: the class has no dispatch(now, request, cluster)"
-        )
+        raise PolicyError(f"policy {spec!r} is not a policy: the class has no dispatch(now, request, cluster)")
     lacking = [m for m in (*_METHODS, "preemptive", "reads") if not hasattr(found, m)]
     if lacking:
         raise PolicyError(
             f"policy {spec!r} lacks {', '.join(lacking)}: derive the class from policies.interface.Policy"
         )
     if not is_dataclass(found):
-        raise PolicyError(
-            f"policy {spec!r} is not a dataclass: put @dataclass above it, its fields are its knobs"
-        )
+        raise PolicyError(f"policy {spec!r} is not a dataclass: put @dataclass above it, its fields are its knobs")
     return cast(type[Policy], found)
 
 
@@ -109,6 +104,4 @@ def _module(spec: str, name: str) -> ModuleType:
 def _failed(spec: str, where: str, error: Exception) -> PolicyError:
     frames = traceback.extract_tb(error.__traceback__)
     line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-    return PolicyError(
-        f"policy {spec!r}: {where} fails to load, line {line}: {type(error).__name__}: {error}"
-    )
+    return PolicyError(f"policy {spec!r}: {where} fails to load, line {line}: {type(error).__name__}: {error}")

@@ -67,8 +67,7 @@ def borrowed(other: Trace, n: int, rps: float | None = None) -> Times:
         return times
     if not times[-1]:
         raise TraceError(
-            f"the first {n} arrivals of trace {other.name!r} are at one instant: "
-            f"no stretching makes them {rps} rps"
+            f"the first {n} arrivals of trace {other.name!r} are at one instant: no stretching makes them {rps} rps"
         )
     times *= (n - 1) / rps / times[-1]
     return times

@@ -132,9 +132,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
                 if text.strip():
                     yield where, text
     except EOFError:
-        raise TraceError(
-            f"{path}:{number + 1}: the gzip data ends too early; the file is truncated"
-        ) from None
+        raise TraceError(f"{path}:{number + 1}: the gzip data ends too early; the file is truncated") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(f"{path}:{number + 1}: the gzip data is damaged ({error})") from None
     except OSError as error:

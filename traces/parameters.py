@@ -190,9 +190,7 @@ class _Reader:
         parts = []
         for index, part in enumerate(row["parts"]):
             path = f"prompt.parts[{index}]"
-            levels = (
-                ("neutral",) if isinstance(part, dict) and "neutral" in part else ("easy", "middle", "hard")
-            )
+            levels = ("neutral",) if isinstance(part, dict) and "neutral" in part else ("easy", "middle", "hard")
             part = self.table(part, path, {"sentences", *levels})
             banks = tuple(self.texts(part[level], f"{path}.{level}") for level in levels)
             counts = part["sentences"]
@@ -200,9 +198,7 @@ class _Reader:
                 raise self.wrong(f"{path}.sentences", "[least, most]", counts)
             least, most = counts
             if not 0 <= least <= most <= min(len(set(bank)) for bank in banks):
-                raise self.wrong(
-                    f"{path}.sentences", "[least, most], at most the sentences of a bank", counts
-                )
+                raise self.wrong(f"{path}.sentences", "[least, most], at most the sentences of a bank", counts)
             for slot in re.findall(r"\{(\w+)\}", " ".join(sum(banks, ()))):
                 if slot != "n" and slot not in words:
                     raise self.wrong(path, f"slots among n, {', '.join(words)}", f"{{{slot}}}")

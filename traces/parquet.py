@@ -43,9 +43,7 @@ def read_rows(path: Path, decode: Callable[[str, str], Any]) -> Iterator[tuple[s
                     yield where, {key: value for key, value in row.items() if value is not None}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         text = str(error).splitlines()
-        raise TraceError(
-            f"{path}: not a readable Parquet file ({text[0] if text else 'no details'})"
-        ) from None
+        raise TraceError(f"{path}: not a readable Parquet file ({text[0] if text else 'no details'})") from None
 
 
 def write_rows(rows: Sequence[dict[str, Any]], path: Path) -> None:

@@ -141,8 +141,7 @@ def check_together(workflows: Sequence[Workflow], places: Sequence[str]) -> None
         if (workflow.arrival_s is not None) is not timed:
             with_it, without = (place, places[0]) if not timed else (places[0], place)
             raise TraceError(
-                f"{place}: arrival_s: expected on all workflows or on none, found it at {with_it} "
-                f"and not at {without}"
+                f"{place}: arrival_s: expected on all workflows or on none, found it at {with_it} and not at {without}"
             )
 
 
@@ -224,14 +223,10 @@ def _stage(row: object, index: int, previous: Stage | None) -> Stage:
         if part is not None and _count(part, key, 0) > prompt_tokens:
             _expected(key, f"at most prompt_tokens ({prompt_tokens})", part)
     if system is not None and user is not None and system + user > prompt_tokens:
-        _expected(
-            "user_tokens", f"with system_tokens ({system}) at most prompt_tokens ({prompt_tokens})", user
-        )
+        _expected("user_tokens", f"with system_tokens ({system}) at most prompt_tokens ({prompt_tokens})", user)
     if "after" in row:
         _check_after(row["after"], index)
-    block = (
-        512 if get("hash_block_tokens") is None else _count(row["hash_block_tokens"], "hash_block_tokens", 1)
-    )
+    block = 512 if get("hash_block_tokens") is None else _count(row["hash_block_tokens"], "hash_block_tokens", 1)
     delay = get("delay_s")
     return Stage(
         name=_text(row["name"], "name"),
@@ -256,9 +251,7 @@ def _default_reuse(previous: Stage | None, prompt_tokens: int, shared_prefix: Sh
     return min(previous.prompt_tokens + previous.output_tokens, prompt_tokens - 1)
 
 
-def _check_reuse(
-    reused: int, previous: Stage | None, prompt_tokens: int, shared_prefix: SharedPrefix | None
-) -> None:
+def _check_reuse(reused: int, previous: Stage | None, prompt_tokens: int, shared_prefix: SharedPrefix | None) -> None:
     if not reused:
         return
     if previous is None:
@@ -307,8 +300,7 @@ def _hash_ids(ids: object, prompt_tokens: int, block_tokens: int) -> tuple[int, 
     if len(ids) != blocks:
         raise _Wrong(
             "hash_ids",
-            f"expected {blocks} ids (prompt_tokens {prompt_tokens} in blocks of {block_tokens}), "
-            f"found {len(ids)}",
+            f"expected {blocks} ids (prompt_tokens {prompt_tokens} in blocks of {block_tokens}), found {len(ids)}",
         )
     return tuple(ids)
 
@@ -347,9 +339,7 @@ def _object(row: object, path: str, known: frozenset[str], required: Sequence[st
         _expected(path, "an object", row)
     if not known.issuperset(row):
         unknown = min(str(key) for key in row if key not in known)
-        raise _Wrong(
-            path, f"unknown field {unknown!r}{near(unknown, known)} (fields: {', '.join(sorted(known))})"
-        )
+        raise _Wrong(path, f"unknown field {unknown!r}{near(unknown, known)} (fields: {', '.join(sorted(known))})")
     for key in required:
         if key not in row:
             raise _Wrong(path, f"field {key!r} is missing")
@@ -362,12 +352,7 @@ def _count(value: object, path: str, least: int) -> int:
 
 
 def _seconds(value: object, path: str) -> float:
-    if (
-        (type(value) is not int and type(value) is not float)
-        or value < 0
-        or value > 1e12
-        or not isfinite(value)
-    ):
+    if (type(value) is not int and type(value) is not float) or value < 0 or value > 1e12 or not isfinite(value):
         _expected(path, "a finite number of seconds, at least 0", value)
     return float(value)
 
@@ -391,9 +376,7 @@ def _encodable(text: str, path: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise _Wrong(
-                path, f"expected text, found half a surrogate pair at character {error.start}"
-            ) from None
+            raise _Wrong(path, f"expected text, found half a surrogate pair at character {error.start}") from None
     return text
 
 
@@ -403,9 +386,7 @@ def _expected(path: str, expected: str, found: object) -> NoReturn:
     except (ValueError, TypeError, RecursionError):
         shown = repr(found)
     limit = "" if type(found) is not int or found <= MAX_TOKENS else f" up to {MAX_TOKENS}"
-    raise _Wrong(
-        path, f"expected {expected}{limit}, found {shown if len(shown) <= 60 else shown[:57] + '...'}"
-    )
+    raise _Wrong(path, f"expected {expected}{limit}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
 
 def _run_to_dict(run: Run) -> dict[str, Any]:

@@ -61,17 +61,13 @@ def generate(parameters: Parameters, seed: int | None = None, workflows: int | N
     for name, model in parameters.models.items():
         ability = _ability(model.solved_rate, parameters.slope)
         solved = draw.uniform(f"solved {name}") < expit(ability - parameters.slope * difficulty)
-        fault_rate = np.where(
-            solved, parameters.check.fails_when_solved, parameters.check.fails_when_unsolved
-        )
+        fault_rate = np.where(solved, parameters.check.fails_when_solved, parameters.check.fails_when_unsolved)
         loops = _systematic(
             np.where(solved, 0.0, np.exp(parameters.loop_tilt * difficulty)), model.loop_rate * n, draw, name
         )
         fault = (draw.uniform(f"check {name}") < fault_rate) | loops
         trusted = _posterior(ability, parameters, observed)
-        log_length = (
-            np.log(model.length_factor) + shared + parameters.model_spread * draw.normal(f"run {name}")
-        )
+        log_length = np.log(model.length_factor) + shared + parameters.model_spread * draw.normal(f"run {name}")
         noise = np.stack([draw.normal(f"stage {s} {name}") for s in range(_longest(parameters))])
         for i in range(n):
             chain = list(parameters.patterns[patterns[i]].roles)
@@ -122,9 +118,7 @@ class _Draws:
 
 def _ability(solved_rate: float, slope: float) -> float:
     """The ability a with E[sigmoid(a - slope * d)] = ``solved_rate`` over d ~ N(0, 1)."""
-    return float(
-        brentq(lambda a: float(_WEIGHTS @ expit(a - slope * _NODES)) - solved_rate, -200.0, 200.0, xtol=1e-12)
-    )
+    return float(brentq(lambda a: float(_WEIGHTS @ expit(a - slope * _NODES)) - solved_rate, -200.0, 200.0, xtol=1e-12))
 
 
 def _posterior(ability: float, parameters: Parameters, observed: Floats) -> Floats:
@@ -197,9 +191,7 @@ def _stages(parameters: Parameters, chain: list[str], outputs: list[int], user: 
             prefix = SharedPrefix(f"{parameters.workload}-system", system)
         room = parameters.context_tokens - prompt
         if room < 1:
-            raise TraceError(
-                f"a prompt of {prompt} tokens does not fit context_tokens = {parameters.context_tokens}"
-            )
+            raise TraceError(f"a prompt of {prompt} tokens does not fit context_tokens = {parameters.context_tokens}")
         output = min(output, parameters.output_cap_tokens, room)
         stages.append(
             Stage(

@@ -133,16 +133,11 @@ class ReferenceEngine:
         stage since then kept all of its tokens.
         """
         footprint = job.request.footprint
-        shared: list[Hashable] = [
-            ("shared", key, index) for key, count in footprint.shared for index in range(count)
-        ]
+        shared: list[Hashable] = [("shared", key, index) for key, count in footprint.shared for index in range(count)]
         names = shared
         for index in range(len(shared), job.known // self.spec.block_tokens):
             origin = footprint.stage
-            while (
-                origin > 0
-                and footprint.reused_tokens[origin] >= (index + 1) * self.spec.block_tokens
-            ):
+            while origin > 0 and footprint.reused_tokens[origin] >= (index + 1) * self.spec.block_tokens:
                 origin -= 1
             names.append(("own", footprint.owner, origin, len(shared), index))
         return names
@@ -169,10 +164,10 @@ class ReferenceEngine:
         if job in self.running_jobs:
             self.running_jobs.remove(job)
             self.free(job)
-            request.gap_from = job.last_token_at
         else:
             self.waiting_jobs.remove(job)
-            request.gap_from = job.last_token_at
+        request.decoding = False
+        request.gap_from = job.last_token_at
         return request.produced
 
     def free(self, job: Job) -> None:

@@ -30,9 +30,7 @@ def small_trace(count: int = 40, *, labels: bool = True, models: tuple[str, ...]
                 before = prompt + output
             runs[model] = Run(tuple(made), (draw.random() < 0.3 + 0.3 * rank) if labels else None)
         confidence = {model: draw.uniform(0.1, 0.9) for model in models}
-        workflows.append(
-            Workflow(f"w{number:03}", "small", runs, arrival_s=0.2 * number, confidence=confidence)
-        )
+        workflows.append(Workflow(f"w{number:03}", "small", runs, arrival_s=0.2 * number, confidence=confidence))
     digest = hashlib.sha256(repr(workflows).encode()).hexdigest()
     return Trace("small", tuple(workflows), digest)
 

@@ -26,9 +26,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def chimsim_main(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> object:
+def chimsim_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> object:
     """Run the command in this process and folder ``tmp_path``: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
 
@@ -130,9 +128,7 @@ def test_an_output_folder_that_is_a_file_or_in_use(chimsim_main: object, trace: 
     assert (code, err) == (2, "chimsim: error: out is a file; --out needs a folder\n")
 
 
-def test_a_sweep_prints_its_table_and_where_things_are(
-    chimsim_main: object, trace: str, tmp_path: Path
-) -> None:
+def test_a_sweep_prints_its_table_and_where_things_are(chimsim_main: object, trace: str, tmp_path: Path) -> None:
     words = [
         "--trace",
         trace,
@@ -174,9 +170,7 @@ def test_a_sweep_without_queues_warns(chimsim_main: object, trace: str) -> None:
 
 def test_dry_run_prints_the_grid_and_runs_nothing(chimsim_main: object, tmp_path: Path) -> None:
     spec = str(ROOT / "experiments" / "readme-frontier.toml")
-    code, out, err = call(
-        chimsim_main, "sweep", spec, "--trace", "maths", "--rps", "8", "--dry-run", "--out", "x"
-    )
+    code, out, err = call(chimsim_main, "sweep", spec, "--trace", "maths", "--rps", "8", "--dry-run", "--out", "x")
     assert (code, err) == (0, "")
     assert "cells         fcfs 12, sjf 12, stjf 12, mlfq 12, ltr 12, plas 12, chimera 72" in out
     assert out.endswith("144 cells in all\n")

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from chimsim.config import Cluster
+from chimsim.engine import Engine
 from chimsim.records import RunResult
-from chimsim.simulation import simulate
+from chimsim.simulation import Queue, simulate
 from policies import load_policy
 from tests.chimsim.reference import ReferenceEngine
 from tests.chimsim.worlds import TrueLengths, cluster, engine, events, traces
@@ -30,28 +32,45 @@ POLICIES = [
 ]
 
 
-def both(trace: Trace, *args: object, **kwargs: object) -> tuple[RunResult, RunResult]:
-    spec, name, knobs = args
-    fast, slow = (
-        simulate(
+def both(
+    trace: Trace,
+    spec: Cluster,
+    name: str,
+    knobs: dict[str, object],
+    *,
+    queue: Queue = "dispatcher",
+    look_ahead: int = 0,
+    overheads: dict[str, float] | None = None,
+) -> tuple[RunResult, RunResult]:
+    """The same run on the engine and on the reference engine."""
+
+    def run(engine_class: type) -> RunResult:
+        return simulate(
             trace,
-            spec,  # type: ignore[arg-type]
-            load_policy(name, **knobs),  # type: ignore[arg-type]
-            predictor=TrueLengths(trace, **kwargs.get("overheads", {})),  # type: ignore[arg-type]
-            queue=kwargs.get("queue", "dispatcher"),  # type: ignore[arg-type]
-            look_ahead=kwargs.get("look_ahead", 0),  # type: ignore[arg-type]
+            spec,
+            load_policy(name, **knobs),
+            predictor=TrueLengths(trace, **(overheads or {})),
+            queue=queue,
+            look_ahead=look_ahead,
             log_decisions=True,
-            **({"engine_class": kind} if kind else {}),
+            engine_class=engine_class,
         )
-        for kind in (None, ReferenceEngine)
-    )
-    return fast, slow
+
+    return run(Engine), run(ReferenceEngine)
 
 
 def agree(fast: RunResult, slow: RunResult) -> None:
     pd.testing.assert_frame_equal(events(fast), events(slow), check_exact=True)
     assert fast.decisions == slow.decisions
-    exact_columns = ["engine", "steps", "prefill_tokens", "cached_tokens", "output_tokens", "preemptions", "peak_kv_tokens"]
+    exact_columns = [
+        "engine",
+        "steps",
+        "prefill_tokens",
+        "cached_tokens",
+        "output_tokens",
+        "preemptions",
+        "peak_kv_tokens",
+    ]
     pd.testing.assert_frame_equal(fast.engines[exact_columns], slow.engines[exact_columns])
     for column in ("busy_s", "mean_running", "mean_waiting"):
         assert fast.engines[column].tolist() == pytest.approx(slow.engines[column].tolist())

@@ -131,9 +131,7 @@ def test_what_cannot_be_given_is_none_and_not_zero() -> None:
 
 def test_a_run_has_finite_numbers_and_the_same_ones_again() -> None:
     cluster = load_cluster("qwen1.5b+7b", max_batch_size=4)
-    first, again = (
-        summarise(simulate(small_trace(), cluster, "fcfs", rps=20, seed=3, warmup=5)) for _ in range(2)
-    )
+    first, again = (summarise(simulate(small_trace(), cluster, "fcfs", rps=20, seed=3, warmup=5)) for _ in range(2))
     assert first == again
     assert first["workflows"] == 35
     assert not [k for k, v in first.items() if isinstance(v, float) and not np.isfinite(v)]
@@ -168,9 +166,7 @@ def test_non_dominated_is_what_brute_force_finds(drawn: list[tuple[float, float]
     def beats(a: tuple[float, float], b: tuple[float, float]) -> bool:
         return a[0] <= b[0] and a[1] >= b[1] and (a[0] < b[0] or a[1] > b[1])
 
-    expected = [
-        not (isnan(p[0]) or isnan(p[1])) and not any(beats(other, p) for other in drawn) for p in drawn
-    ]
+    expected = [not (isnan(p[0]) or isnan(p[1])) and not any(beats(other, p) for other in drawn) for p in drawn]
     assert non_dominated(drawn) == expected
 
 

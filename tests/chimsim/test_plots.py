@@ -46,9 +46,7 @@ def test_all_kinds_are_drawn_and_drawn_again_to_the_same_bytes(results: Results)
 
 
 def test_another_latency_gets_a_file_of_its_own(results: Results) -> None:
-    assert [path.name for path in draw(results, ["frontier"], latency="p99", formats=["pdf"])] == [
-        "frontier-p99.pdf"
-    ]
+    assert [path.name for path in draw(results, ["frontier"], latency="p99", formats=["pdf"])] == ["frontier-p99.pdf"]
 
 
 @pytest.mark.parametrize(

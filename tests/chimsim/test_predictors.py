@@ -33,15 +33,9 @@ def workflow(name: str, runs: Mapping[str, Run], workload: str = "apps", **confi
 TINY = Trace(
     "tiny",
     (
-        workflow(
-            "a", {"small": run(10, 20, 30, solved=True), "large": run(5, solved=False)}, small=0.7, large=0.9
-        ),
-        workflow(
-            "b", {"small": run(7, 0, solved=False), "large": run(1, 2, solved=True)}, small=0.2, large=0.8
-        ),
-        workflow(
-            "c", {"small": run(9, solved=False), "large": run(9, solved=True)}, "maths", small=0.1, large=0.5
-        ),
+        workflow("a", {"small": run(10, 20, 30, solved=True), "large": run(5, solved=False)}, small=0.7, large=0.9),
+        workflow("b", {"small": run(7, 0, solved=False), "large": run(1, 2, solved=True)}, small=0.2, large=0.8),
+        workflow("c", {"small": run(9, solved=False), "large": run(9, solved=True)}, "maths", small=0.1, large=0.5),
     ),
 )
 
@@ -64,9 +58,7 @@ POPULATION = population(1500)
 
 
 def ask(predictor: TracePredictor, name: str, stage: int = 0, models: tuple[str, ...] = MODELS) -> Prediction:
-    return predictor.predict(
-        PredictionInput(name, "apps", stage, f"s{stage}", models, 50, None, None, None, ())
-    )
+    return predictor.predict(PredictionInput(name, "apps", stage, f"s{stage}", models, 50, None, None, None, ()))
 
 
 def told(trace: Trace, predictor: TracePredictor, model: str) -> tuple[Floats, Floats, Floats, Floats]:
@@ -124,9 +116,7 @@ def test_without_a_router_unlabelled_workflows_get_the_rate_of_the_labelled() ->
     assert ask(build_predictor(more, router="none"), "d").confidence == {"small": 0.5, "large": 0.5}
 
 
-UNLABELLED = Trace(
-    "bare", tuple(replace(w, confidence={}, runs={m: run(3) for m in MODELS}) for w in TINY.workflows)
-)
+UNLABELLED = Trace("bare", tuple(replace(w, confidence={}, runs={m: run(3) for m in MODELS}) for w in TINY.workflows))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +128,7 @@ UNLABELLED = Trace(
         ({"router_map": 0.6}, "trace 'bare' has no label for model 'large' in any workflow"),
     ],
 )
-def test_confidence_that_is_missing_is_an_error_only_when_it_is_read(
-    settings: dict[str, object], said: str
-) -> None:
+def test_confidence_that_is_missing_is_an_error_only_when_it_is_read(settings: dict[str, object], said: str) -> None:
     predictor = build_predictor(UNLABELLED, **settings)  # type: ignore[arg-type]
     answer = ask(predictor, "a")
     assert answer.remaining_tokens == {"small": 3, "large": 3}
@@ -306,11 +294,7 @@ def test_a_model_that_solves_nothing_has_no_average_precision() -> None:
     assert noisy_confidence(np.ones(5), np.zeros(5), 1.0).tolist() == [1.0] * 5
 
 
-@given(
-    st.lists(
-        st.tuples(st.booleans(), st.floats(-1e6, 1e6)), min_size=1, max_size=30, unique_by=lambda x: x[1]
-    )
-)
+@given(st.lists(st.tuples(st.booleans(), st.floats(-1e6, 1e6)), min_size=1, max_size=30, unique_by=lambda x: x[1]))
 def test_average_precision_is_the_usual_one(rows: list[tuple[bool, float]]) -> None:
     labels, scores = np.array(rows, np.float64).T
     if labels.any():

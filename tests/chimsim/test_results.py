@@ -95,9 +95,7 @@ def test_a_damaged_cell_is_run_again(done: Path, tmp_path: Path, damage: str) ->
 def test_another_sweep_in_the_folder_is_refused_by_what_differs(done: Path) -> None:
     before = tree_bytes(done)
     keys = small_keys(str(done.parent / "small.jsonl")) | {"rps": [20, 30]}
-    with pytest.raises(
-        ChimsimError, match=r"holds another sweep \(rps: \[20.0\] there, \[20.0, 30.0\] here\)"
-    ):
+    with pytest.raises(ChimsimError, match=r"holds another sweep \(rps: \[20.0\] there, \[20.0, 30.0\] here\)"):
         run_sweep(spec_from(keys), done)
     assert tree_bytes(done) == before
 
@@ -124,9 +122,7 @@ def test_a_second_sweep_into_the_folder_waits_for_nobody(done: Path) -> None:
         pass
 
 
-def test_a_full_disk_is_one_message_and_finished_cells_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_one_message_and_finished_cells_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import chimsim.results as results
 
     spec = spec_from(small_keys(write_small(tmp_path)))

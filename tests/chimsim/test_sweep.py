@@ -37,9 +37,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_text_lists_and_toml_mean_the_same() -> None:
-    text = spec_from(
-        {**BASE, "policy": "fcfs, chimera", "tau": "0,0.5,inf", "knobs": ["aging_tokens_per_s=0,5"]}
-    )
+    text = spec_from({**BASE, "policy": "fcfs, chimera", "tau": "0,0.5,inf", "knobs": ["aging_tokens_per_s=0,5"]})
     toml = """
         trace = "apps"
         combo = ["qwen1.5b+7b"]
@@ -76,9 +74,7 @@ keys = st.fixed_dictionaries(
     },
     optional={
         "tau": st.lists(st.one_of(st.floats(0, 100), st.just(inf)), min_size=1, max_size=3, unique=True),
-        "seeds": st.one_of(
-            st.integers(1, 9), st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)
-        ),
+        "seeds": st.one_of(st.integers(1, 9), st.lists(st.integers(0, 99), min_size=1, max_size=3, unique=True)),
         "slots": st.lists(st.integers(1, 512), min_size=1, max_size=2, unique=True),
         "engines": st.just({"qwen7b": 2}),
         "router": st.lists(st.sampled_from(["trace", "oracle", "none"]), min_size=1, unique=True),
@@ -284,9 +280,7 @@ def _command(trace: str, out: Path) -> list[str]:
 
 def _stop_after_a_cell(command: list[str], out: Path, how: signal.Signals) -> tuple[int, str]:
     """Send the signal to the sweep when its first cell is there; exit code and stderr."""
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None and not any((out / "cells").glob("[0-9a-f]*")):
         time.sleep(0.002)
     process.send_signal(how)

@@ -25,9 +25,7 @@ def test_an_entry_is_replaced_when_a_stage_starts_and_removed_when_the_workflow_
 
 @given(
     st.lists(
-        st.tuples(
-            st.integers(0, 5), st.sampled_from(ENGINES), st.one_of(st.none(), st.floats(0, 1e12, width=64))
-        ),
+        st.tuples(st.integers(0, 5), st.sampled_from(ENGINES), st.one_of(st.none(), st.floats(0, 1e12, width=64))),
         max_size=60,
     )
 )

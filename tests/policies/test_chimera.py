@@ -69,9 +69,7 @@ def test_the_margin_must_be_cleared(gain: float, chosen: str) -> None:
     assert route(Chimera(tau=inf, delta_s=0.0625), PAIR, fast=0.5, slow=0.5 + gain) == chosen
 
 
-@pytest.mark.parametrize(
-    ("slow_tokens", "chosen"), [(100, "slow"), (500, "slow"), (501, "fast"), (9000, "fast")]
-)
+@pytest.mark.parametrize(("slow_tokens", "chosen"), [(100, "slow"), (500, "slow"), (501, "fast"), (9000, "fast")])
 def test_the_slack_bounds_how_much_slower_the_better_model_may_be(slow_tokens: int, chosen: str) -> None:
     policy = Chimera(tau=1.0)
     load(policy, PAIR, "fast", 1000)
@@ -237,18 +235,14 @@ def test_the_choice_is_the_rule_read_out_loud(data: st.DataObject) -> None:
 
 
 def test_what_is_missing_from_a_prediction_is_named() -> None:
-    with pytest.raises(
-        PolicyError, match=r"chimera needs the prediction 'confidence' for model 'slow'.*for fast"
-    ):
+    with pytest.raises(PolicyError, match=r"chimera needs the prediction 'confidence' for model 'slow'.*for fast"):
         route(Chimera(), PAIR, fast=0.5)
     call = request(1, q={"fast": 1.0, "slow": 0.0}, left={"slow": 3.0})
     with pytest.raises(PolicyError, match="'remaining_tokens' for model 'fast'"):
         Chimera().dispatch(0.0, call, PAIR)
 
 
-@pytest.mark.parametrize(
-    ("q", "left"), [(1.5, 1.0), (-0.1, 1.0), (0.5, -1.0), (0.5, inf), (0.5, float("nan"))]
-)
+@pytest.mark.parametrize(("q", "left"), [(1.5, 1.0), (-0.1, 1.0), (0.5, -1.0), (0.5, inf), (0.5, float("nan"))])
 def test_an_impossible_prediction_is_refused(q: float, left: float) -> None:
     with pytest.raises(PolicyError, match="it must be"):
         route(Chimera(), (FAST,), left=left, fast=q)

@@ -74,9 +74,7 @@ def test_a_table_name_gives_a_fresh_policy(name: str) -> None:
 
 
 def test_knobs_are_converted_so_that_equal_settings_have_equal_reprs() -> None:
-    assert (
-        repr(load_policy("chimera", tau=1)) == repr(load_policy("chimera", tau="1.0")) == repr(Chimera(tau=1))
-    )
+    assert repr(load_policy("chimera", tau=1)) == repr(load_policy("chimera", tau="1.0")) == repr(Chimera(tau=1))
     assert load_policy("chimera", tau="inf", explain="true") == Chimera(tau=inf, explain=True)
     assert load_policy("mlfq", levels=4.0) == load_policy("mlfq", levels="4")
 
@@ -120,9 +118,7 @@ def test_an_unknown_knob_is_refused_with_the_knobs_there_are() -> None:
         ("fcfs", "placement", 7, "text"),
     ],
 )
-def test_a_bad_value_is_refused_naming_policy_knob_and_rule(
-    name: str, knob: str, value: object, rule: str
-) -> None:
+def test_a_bad_value_is_refused_naming_policy_knob_and_rule(name: str, knob: str, value: object, rule: str) -> None:
     message = refusal(name, **{knob: value})
     assert message.startswith(f"policy {name}: {knob} is ")
     assert rule in message

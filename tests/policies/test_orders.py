@@ -81,9 +81,7 @@ def test_mlfq_promotes_whoever_has_waited_three_seconds() -> None:
     assert Mlfq(starvation_s=inf).dispatch(0.0, request(0), CARD).max_wait_s == inf
 
 
-@pytest.mark.parametrize(
-    ("prompt_tokens", "level"), [(0, 0), (10, 0), (11, 1), (20, 1), (41, 3), (10_000, 3)]
-)
+@pytest.mark.parametrize(("prompt_tokens", "level"), [(0, 0), (10, 0), (11, 1), (20, 1), (41, 3), (10_000, 3)])
 def test_mlfq_skip_join_starts_where_the_quantum_covers_the_prefill(prompt_tokens: int, level: int) -> None:
     policy = Mlfq(skip_join=True, prefill_tokens_per_s=1000.0, levels=4)
     assert policy.dispatch(0.0, request(0, prompt_tokens=prompt_tokens), CARD).priority == (level,)
@@ -109,9 +107,7 @@ def test_ltr_goes_by_rank_and_turns_steps_into_time() -> None:
     assert never.max_wait_s == inf
 
 
-@pytest.mark.parametrize(
-    ("name", "preemptive"), [("mlfq", True), ("ltr", True), ("stjf", False), ("plas", False)]
-)
+@pytest.mark.parametrize(("name", "preemptive"), [("mlfq", True), ("ltr", True), ("stjf", False), ("plas", False)])
 def test_only_the_iteration_level_policies_are_preemptive(name: str, preemptive: bool) -> None:
     assert load_policy(name).preemptive is preemptive
 

@@ -103,9 +103,7 @@ def test_a_cluster_without_a_usable_engine_is_an_error(placement: str) -> None:
 
 
 def test_an_unknown_placement_is_refused_with_its_neighbour() -> None:
-    with pytest.raises(
-        PolicyError, match=r"policy fcfs: placement 'round-robn' .*did you mean 'round-robin'"
-    ):
+    with pytest.raises(PolicyError, match=r"policy fcfs: placement 'round-robn' .*did you mean 'round-robin'"):
         fcfs("round-robn")
     with pytest.raises(PolicyError, match="'single:' is unknown"):
         fcfs("single:")

@@ -15,9 +15,7 @@ def stage(**fields: Any) -> dict[str, Any]:
     return {"name": "coder", "prompt_tokens": 100, "output_tokens": 20} | fields
 
 
-def row(
-    workflow_id: str = "w-0", stages: list[dict[str, Any]] | None = None, **fields: Any
-) -> dict[str, Any]:
+def row(workflow_id: str = "w-0", stages: list[dict[str, Any]] | None = None, **fields: Any) -> dict[str, Any]:
     runs = {model: {"solved": True, "stages": stages or [stage()]} for model in MODELS}
     return {"workflow_id": workflow_id, "workload": "apps", "runs": runs} | fields
 

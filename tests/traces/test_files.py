@@ -39,9 +39,7 @@ def test_the_digest_is_of_the_content(tmp_path: Path) -> None:
     rows = [row("a"), row("b")]
     plain = read_trace(write_lines(tmp_path / "a.jsonl", rows))
     spaced = tmp_path / "b.jsonl"
-    spaced.write_text(
-        "\ufeff" + "\n\n".join(json.dumps(dict(reversed(r.items())), indent=None) for r in rows)
-    )
+    spaced.write_text("\ufeff" + "\n\n".join(json.dumps(dict(reversed(r.items())), indent=None) for r in rows))
     assert read_trace(spaced).digest == plain.digest
     assert read_trace(write_lines(tmp_path / "c.jsonl", rows[::-1])).digest != plain.digest
     rows[1]["runs"]["Qwen2.5-7B"]["solved"] = False

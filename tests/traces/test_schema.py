@@ -64,9 +64,7 @@ def test_reuse_of_what_is_not_there_is_refused() -> None:
     assert "[1].reused_tokens: expected at most 120" in stage_message(
         stage(), stage(prompt_tokens=500, reused_tokens=121)
     )
-    assert "[1].reused_tokens: expected at most 90" in stage_message(
-        stage(), stage(prompt_tokens=90, reused_tokens=91)
-    )
+    assert "[1].reused_tokens: expected at most 90" in stage_message(stage(), stage(prompt_tokens=90, reused_tokens=91))
     assert "the shared_prefix is not the previous stage's" in stage_message(
         stage(), stage(shared_prefix=PREFIX, reused_tokens=1)
     )

@@ -124,9 +124,7 @@ def test_the_seed_and_the_size_decide(tmp_path: Path) -> None:
 
 
 def test_role_first_reuses_nothing_of_another_role_and_shares_the_role_prompt() -> None:
-    stages = [
-        s for w in generate(load_parameters("apps"), 1, 60).workflows for s in w.runs["Qwen2.5-7B"].stages
-    ]
+    stages = [s for w in generate(load_parameters("apps"), 1, 60).workflows for s in w.runs["Qwen2.5-7B"].stages]
     assert all(stage.reused_tokens == 0 for stage in stages)
     assert {s.shared_prefix.id for s in stages if s.shared_prefix} == {
         "apps-planner",
@@ -148,9 +146,7 @@ def test_history_first_reuses_the_whole_history_that_is_carried_on() -> None:
 
 def test_the_layout_changes_prompts_only() -> None:
     parameters = load_parameters("maths")
-    one, other = (
-        generate(replace(parameters, layout=name), 1, 50) for name in ("role-first", "history-first")
-    )
+    one, other = (generate(replace(parameters, layout=name), 1, 50) for name in ("role-first", "history-first"))
     for model in MODELS:
         assert (output_of(one, model) == output_of(other, model)).mean() > 0.95
         assert (solved_of(one, model) == solved_of(other, model)).all()
@@ -171,9 +167,7 @@ def test_the_layout_changes_prompts_only() -> None:
         ("{place} has hired", "{plaice} has hired", "prompt.parts[0]: expected slots among n"),
     ],
 )  # fmt: skip
-def test_a_wrong_parameter_file_has_one_clear_message(
-    tmp_path: Path, old: str, new: str, message: str
-) -> None:
+def test_a_wrong_parameter_file_has_one_clear_message(tmp_path: Path, old: str, new: str, message: str) -> None:
     text = (files("traces") / "data" / "apps.toml").read_text()
     assert old in text
     path = tmp_path / "mine.toml"

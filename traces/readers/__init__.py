@@ -31,9 +31,7 @@ def import_trace(path: str | Path, format: str, models: Sequence[str], limit: in
     """
     path = Path(path)
     if format not in READERS:
-        raise TraceError(
-            f"format {format!r} is unknown{near(format, READERS)} (formats: {', '.join(READERS)})"
-        )
+        raise TraceError(f"format {format!r} is unknown{near(format, READERS)} (formats: {', '.join(READERS)})")
     if not models or not all(models) or len(set(models)) != len(models):
         raise TraceError(f"expected one or more different model names, found {', '.join(models) or 'none'}")
     if limit is not None and limit < 1:
@@ -44,8 +42,7 @@ def import_trace(path: str | Path, format: str, models: Sequence[str], limit: in
         raise TraceError(f"{path}: the file has no calls")
     start_ns = min(call.arrival_ns for call in calls)
     workflows = tuple(
-        _workflow(call, f"{format}-{number:06d}", format, sorted(models), start_ns)
-        for number, call in enumerate(calls)
+        _workflow(call, f"{format}-{number:06d}", format, sorted(models), start_ns) for number, call in enumerate(calls)
     )
     return Trace(format, workflows, digest_of(workflows))
 

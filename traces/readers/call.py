@@ -23,17 +23,13 @@ class Call:
 def expected(where: str, name: str, what: str, found: object) -> NoReturn:
     """Raise the `TraceError` for one wrong field."""
     shown = repr(found)
-    raise TraceError(
-        f"{where}: {name}: expected {what}, found {shown if len(shown) <= 60 else shown[:57] + '...'}"
-    )
+    raise TraceError(f"{where}: {name}: expected {what}, found {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
 
 def field(row: Mapping[str, Any], name: str, where: str) -> Any:
     """The field, or a `TraceError` with the nearest name that is there."""
     if name not in row:
-        raise TraceError(
-            f"{where}: field {name!r} is missing{near(name, row)} (found: {', '.join(list(row)[:12])})"
-        )
+        raise TraceError(f"{where}: field {name!r} is missing{near(name, row)} (found: {', '.join(list(row)[:12])})")
     return row[name]
 
 
