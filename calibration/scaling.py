@@ -216,14 +216,16 @@ def tensor_parallel(profile: EngineProfile, gpus: int) -> EngineProfile:
     divided = {name: getattr(profile, name) / gpus for name in ("a0", "a1", "a2", "w0", "w1", "w2", "m0", "m1")}
     dense = tuple((tokens, seconds / gpus) for tokens, seconds in profile.dense)
     tokens = kv_tokens(profile.parameters, profile.kv_bytes_per_token, profile.memory_bytes, gpus, profile.block_tokens)
-    changed = {*divided, "num_kv_tokens", "allreduce_base_s", "allreduce_token_s"}
+    anew = {"num_kv_tokens", "allreduce_base_s", "allreduce_token_s"}
+    over = f"over {gpus} GPUs"
     kept = [
-        (name, "scaled", f"{source}; over {gpus} GPUs") if name.startswith("dense[") or name in divided
+        (name, "scaled" if provenance == "measured" else provenance, f"{source}; {over}")
+        if name.startswith("dense[") or name in divided
         else (name, provenance, source)
         for name, provenance, source in profile.origins
-        if name not in changed or name in divided
+        if name not in anew
     ]  # fmt: skip
-    added = [origin for origin in term_origins(A6000, gpus) if origin[0] in changed - {*divided}]
+    added = [origin for origin in term_origins(A6000, gpus) if origin[0] in anew]
     allreduce: Mapping[str, Any] = allreduce_terms(profile.layers, profile.hidden_size, gpus)
     origins: tuple[Any, ...] = (*kept, *added)
     return replace(profile, gpus=gpus, dense=dense, num_kv_tokens=tokens, origins=origins, **divided, **allreduce)

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -208,25 +208,6 @@ def combo_cluster(
 def combo_models(combo: str) -> tuple[str, ...]:
     """The models of a combination, in the order of the cluster. Raises `ChimsimError`."""
     return tuple(sorted(_parse_combo(combo)))
-
-
-def resized(
-    cluster: Cluster,
-    *,
-    max_batch_size: int | Mapping[str, int] | None = None,
-    max_num_seqs: int | None = None,
-) -> Cluster:
-    """The cluster with other slots (of every engine, or by model); slots that are not named only shrink."""
-    if isinstance(max_batch_size, Mapping):
-        slots = _by_model(max_batch_size, cluster.models, f"cluster {cluster.name!r}", "slots")
-    else:
-        slots = {} if max_batch_size is None else dict.fromkeys(cluster.models, max_batch_size)
-    engines = []
-    for engine in cluster.engines:
-        seqs = engine.max_num_seqs if max_num_seqs is None else max_num_seqs
-        size = slots.get(engine.model, min(engine.max_batch_size, seqs))
-        engines.append(replace(engine, max_num_seqs=seqs, max_batch_size=size))
-    return replace(cluster, engines=tuple(engines))
 
 
 def load_cluster(

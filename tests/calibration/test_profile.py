@@ -205,16 +205,17 @@ def test_an_unknown_model_gets_near_names() -> None:
 
 
 TEXT = PROFILES["Qwen2.5-7B"].to_toml()
+CAPTURES = 'capture_tokens = { value = [2, 1], provenance = "assumed", source = "x" }'
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda t: t.replace("gpus = 1", "gpu_count = 1"), r"unknown key: 'gpu_count'; did you mean 'gpus'"),
+        (lambda t: t.replace("gpus = 1", "gpuss = 1"), r"unknown key: 'gpuss'; did you mean 'gpus'"),
         (lambda t: t.replace("host_s =", "hosts ="), r"unknown key in \[step\]: 'hosts'; did you mean 'host_s'"),
         (lambda t: t.replace("[attention]", "[atention]"), r"'atention'; did you mean 'attention'"),
-        (lambda t: t.replace("{ value = 28, prov", "{ valeu = 28, prov"), r"architecture.layers: 'valeu'; did you mean"),
-        (lambda t: t.replace("value = 28,", "value = 28.5,", 1), r"architecture.layers.value is 28.5; expected a whole"),
+        (lambda t: t.replace("{ value = 28, prov", "{ valeu = 28, prov"), r"layers: 'valeu'; did you mean"),
+        (lambda t: t.replace("value = 28,", "value = 28.5,", 1), r"layers.value is 28.5; expected a whole"),
         (lambda t: t.replace("value = 28,", "value = 0,", 1), r"architecture.layers.value is 0; .* above 0"),
         (lambda t: t.replace("value = 28,", "value = true,", 1), r"architecture.layers.value is True"),
         (lambda t: t.replace("value = 28,", 'value = "28",', 1), r"architecture.layers.value is '28'"),
@@ -233,7 +234,7 @@ TEXT = PROFILES["Qwen2.5-7B"].to_toml()
         (lambda t: t.replace("value = 517152,", "value = 1000,"), r"num_kv_tokens is 1000"),
         (lambda t: t.replace("value = 0.3104", "value = 0.1"), r"dense ends falling"),
         (lambda t: t.split("[attention]")[0].split("dense =")[0], r"step.dense is missing"),
-        (lambda t: t.replace("[step]", '[step]\ncapture_tokens = { value = [2, 1], provenance = "assumed", source = "x" }'),
+        (lambda t: t.replace("dense = [", f"{CAPTURES}\ndense = ["),
          r"capture_tokens.value is \[2, 1\]"),
         (lambda t: "\n".join(line for line in t.splitlines() if not line.startswith("layers")),
          r"architecture.layers is missing"),

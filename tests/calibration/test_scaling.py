@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_llama_3_8b_is_llama_3_1_8b_with_less_context() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ProfileError, match="Llama-3-70B on 1 RTX A6000: room for 0 KV tokens; .*use more GPUs"):
+    with pytest.raises(ProfileError, match=r"Llama-3-70B on 1 RTX A6000: room for 0 KV tokens; .*use more GPUs"):
         scaled_profile(BASE, card_of(PROFILES["Llama-3-70B"]))
 
 
@@ -71,7 +72,9 @@ def test_tensor_parallel_divides_the_work_and_adds_the_all_reduce() -> None:
 
 
 def test_a_measured_number_that_was_divided_is_scaled() -> None:
-    assert tensor_parallel(BASE, 2).figure("dense[8]").provenance == "scaled"
+    spread = tensor_parallel(BASE, 2)
+    assert spread.figure("dense[8]").provenance == "scaled"
+    assert spread.figure("m1").provenance == "assumed"
 
 
 def test_tensor_parallel_of_the_same_degree_changes_nothing() -> None:
@@ -90,6 +93,13 @@ def test_tensor_parallel_of_the_same_degree_changes_nothing() -> None:
 def test_tensor_parallel_that_cannot_be_is_refused(profile: EngineProfile, gpus: int, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         tensor_parallel(profile, gpus)
+
+
+def test_the_example_of_the_readme_runs() -> None:
+    readme = (Path(__file__).parents[2] / "calibration" / "README.md").read_text(encoding="utf-8")
+    names: dict[str, str] = {}
+    exec(readme.split("```python")[1].split("```")[0], names)
+    assert names["text"].startswith('model = "Qwen2.5-32B"')
 
 
 def test_kv_memory_is_in_whole_blocks() -> None:
