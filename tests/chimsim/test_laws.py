@@ -109,11 +109,14 @@ def test_nothing_happens_before_its_cause(trace: Trace, policy: str, slots: int,
     assert (first <= finished).all()
     one_token = result.requests["output_tokens"].to_numpy() == 1
     assert ((first == finished) == one_token).all()
-    flows = result.workflows.set_index("workflow")
+    flows = result.workflows
     by_id = {flow.workflow_id: flow for flow in trace.workflows}
-    for row, calls in result.requests.groupby("workflow"):
-        assert calls["ready_at"].iloc[0] == flows.loc[row, "arrived_at"]
-        assert calls["finished_at"].iloc[-1] == flows.loc[row, "finished_at"]
+    for row, arrived_at, finished_at in zip(
+        *(flows[key].tolist() for key in ("workflow", "arrived_at", "finished_at")), strict=True
+    ):
+        calls = result.requests[result.requests["workflow"] == row]
+        assert calls["ready_at"].iloc[0] == arrived_at
+        assert calls["finished_at"].iloc[-1] == finished_at
         for (_, before), (_, after) in zip(calls.iloc[:-1].iterrows(), calls.iloc[1:].iterrows(), strict=True):
             run = by_id[str(before["workflow_id"])].runs[str(before["model"])]
             if after["stage"] < len(run.stages):

@@ -148,7 +148,7 @@ def events(result: RunResult) -> pd.DataFrame:
     """What two engines that follow the same rules must agree on to the last bit."""
     columns = [
         "request_id", "workflow", "engine", "prompt_tokens", "cached_tokens", "output_tokens", "ready_at",
-        "enqueued_at", "admitted_at", "first_token_at", "finished_at", "service_s", "preemptions", "yields", "promotions",
-        "longest_wait_s",
+        "enqueued_at", "admitted_at", "first_token_at", "finished_at", "service_s", "preemptions", "yields",
+        "promotions", "longest_wait_s",
     ]  # fmt: skip
     return result.requests[columns]
