@@ -284,6 +284,7 @@ def test_a_stage_that_reuses_all_before_it_finds_the_whole_blocks(output: int, p
     assert result.requests["cached_tokens"].tolist() == [0, cached]
     assert result.engines["cached_tokens"].tolist() == [cached]
     assert result.engines["prefill_tokens"].tolist() == [100 + prompt - cached]
+    assert result.workflows["slowdown"].tolist() == [1.0]
     without = simulate(trace, cluster(engine(prefix_caching=False)), "fcfs")
     assert without.requests["cached_tokens"].tolist() == [0, 0]
     assert result.workflows["latency_s"].iloc[0] <= without.workflows["latency_s"].iloc[0]
