@@ -25,7 +25,7 @@ NOT_STOPPING = -1
 class EngineRequest:
     """One request inside an engine. ``produced`` output tokens of ``output_tokens`` exist so far.
 
-    While it decodes, ``offset + steps taken`` is what it has produced (see `Engine.produced`).
+    While it decodes, ``offset + steps taken`` is what it has produced.
     """
 
     __slots__ = (
@@ -171,10 +171,6 @@ class Engine:
     def kv_used_fraction(self) -> float:
         """Referenced blocks over all usable blocks, as of the last step boundary."""
         return 1.0 - self.kv.free / self.kv.num_blocks
-
-    def produced(self, request: EngineRequest) -> int:
-        """Output tokens of a request so far, as of the last step boundary."""
-        return request.offset + self._step if request.decoding else request.produced
 
     def submit(self, request: EngineRequest) -> bool:
         """Hand a request over. Returns whether a stretch under way should be cut so that it can be admitted."""

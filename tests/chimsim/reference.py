@@ -123,9 +123,6 @@ class ReferenceEngine:
     def kv_used_fraction(self) -> float:
         return 1.0 - self.kv.free / self.kv.num_blocks
 
-    def produced(self, request: EngineRequest) -> int:
-        return request.produced
-
     def names(self, job: Job) -> list[Hashable]:
         """The names of the whole blocks of what is known: shared ones first, then the workflow's own.
 
