@@ -210,6 +210,14 @@ def combo_models(combo: str) -> tuple[str, ...]:
     return tuple(sorted(_parse_combo(combo)))
 
 
+def engines_by_combo(combos: Iterable[str], engines: Mapping[str, int]) -> dict[str, dict[str, int]]:
+    """For each combination the counts that are for its models. Raises `ChimsimError` for a name in none of them."""
+    models = {combo: combo_models(combo) for combo in combos}
+    known = [model for served in models.values() for model in served]
+    counts = _by_model(engines, known, "+".join(models) if len(models) == 1 else "all combinations", "engines")
+    return {combo: {model: counts[model] for model in served if model in counts} for combo, served in models.items()}
+
+
 def load_cluster(
     path_or_combo: str | Path,
     *,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import chimsim
-from chimsim.config import Cluster
+from chimsim.config import Cluster, engines_by_combo
 from chimsim.errors import ChimsimError, near
 from chimsim.feeds import (
     Feed,
@@ -83,8 +83,9 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
     policies = {entry.label: policy_class(entry.policy) for entry in spec.policy}
     _check_knobs(spec, policies)
     traces = {name: trace_named(name) for name in spec.trace}
+    counts = engines_by_combo(spec.combo, spec.engines) if spec.combo else {}
     clusters = [
-        (label, slots, make_cluster(label, is_file, slots, spec.engines, spec.max_num_seqs))
+        (label, slots, make_cluster(label, is_file, slots, counts.get(label, spec.engines), spec.max_num_seqs))
         for label, is_file in [*((c, False) for c in spec.combo), *((c, True) for c in spec.cluster)]
         for slots in spec.slots
     ]

@@ -7,7 +7,9 @@ ready are dispatched, then free slots are filled, then steps start.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from math import inf, nan
 from typing import Any, Literal, cast
 
@@ -82,7 +84,24 @@ def simulate(
         predictor = build_predictor(trace, router=_default_router(trace))
     order, times = _schedule(trace, rps, seed, arrivals, workflows, burstiness, shuffle)
     driver = _Driver(cluster, policy, predictor, queue, look_ahead, oversize, engine_class, log_decisions)
-    return driver.run(order, times, warmup)
+    with _without_collector():
+        return driver.run(order, times, warmup)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """No cyclic garbage collection meanwhile.
+
+    A run makes next to no cycles, while every full collection walks the whole trace: without it a run of 10,000
+    calls took a third less CPU time, at the same peak memory.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def fit(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> int:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -219,7 +220,22 @@ def _note_run(out: Path, command: Sequence[str], workers: int, started: float, r
         "workers": workers,
         "cells_run": ran,
         "cells": total,
+        "commit": _commit(),
         "versions": {"chimsim": chimsim.__version__, "python": platform.python_version(), **versions},
         "platform": sys.platform,
     }
     write_file(path, json_bytes({"runs": [*runs, entry]}))
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this package runs from, ``-dirty`` if changed; None outside of one."""
+    root = Path(chimsim.__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    git = ["git", "-C", str(root)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("-dirty" if changed.stdout else "")

@@ -1,8 +1,8 @@
 """MLFQ (FastServe, vllm-ltr): a call sinks through levels of longer and longer quanta as it is executed.
 
-It needs no prediction. Quanta are counted in output tokens by the engine's step time at its full batch. A
-starved call goes before all others for a while and then stands where it stood (the forks put it at the front
-of level 0, but a policy is not told of promotions).
+It needs no prediction. Inside a level calls are served in the order in which they entered it. Quanta are counted in
+output tokens by the engine's step time at its full batch. A starved call goes before all others for a while and then
+stands where it stood (the forks put it at the front of level 0, but a policy is not told of promotions).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Mlfq(PlacedPolicy):
         self._standing[request.request_id] = Standing(request.workflow_id, level, step_s)
         return Dispatch(
             engine.name,
-            (float(level),),
+            (float(level), now),
             max_wait_s=self.starvation_s,
             promoted_tokens=max(1, ceil(self.promoted_s / step_s)),
             check_after_tokens=self._check_after(level, step_s),
@@ -87,10 +87,10 @@ class Mlfq(PlacedPolicy):
     def on_progress(self, now: float, request: RequestView, output_tokens: int, service_s: float) -> Progress:
         before = self._standing.get(request.request_id)
         if before is None:
-            return Progress((float(self.levels - 1),))
+            return Progress((float(self.levels - 1), now))
         level = min(before.level + 1, self.levels - 1)
         self._standing[request.request_id] = before._replace(level=level)
-        return Progress((float(level),), self._check_after(level, before.step_s))
+        return Progress((float(level), now), self._check_after(level, before.step_s))
 
     def on_complete(
         self,

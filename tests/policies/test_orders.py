@@ -57,13 +57,23 @@ def test_mlfq_moves_a_call_down_a_level_for_every_quantum_used_up() -> None:
     policy = Mlfq(levels=3)
     call = request(5)
     start = policy.dispatch(0.0, call, (engine("m", step_s=0.004),))
-    assert (start.priority, start.check_after_tokens) == ((0.0,), 3)
-    steps = [policy.on_progress(1.0, call, 9, 1.0) for _ in range(3)]
+    assert (start.priority, start.check_after_tokens) == ((0.0, 0.0), 3)
+    steps = [policy.on_progress(now, call, 9, 1.0) for now in (1.0, 2.0, 3.0)]
     assert [(step.priority, step.check_after_tokens) for step in steps] == [
-        ((1.0,), 5),
-        ((2.0,), 0),
-        ((2.0,), 0),
+        ((1.0, 1.0), 5),
+        ((2.0, 2.0), 0),
+        ((2.0, 3.0), 0),
     ]
+
+
+def test_mlfq_serves_a_level_in_the_order_in_which_calls_entered_it() -> None:
+    policy = Mlfq()
+    sunk, fresh = request(1), request(2)
+    for call in (sunk, fresh):
+        policy.dispatch(0.0, call, CARD)
+    later = policy.on_progress(2.0, sunk, 1, 1.0)
+    earlier = policy.on_progress(1.0, fresh, 1, 1.0)
+    assert earlier.priority < later.priority, "both on level 1, the second request got there first"
 
 
 def test_mlfq_gives_each_call_of_a_workflow_a_fresh_start() -> None:
@@ -72,7 +82,7 @@ def test_mlfq_gives_each_call_of_a_workflow_a_fresh_start() -> None:
     policy.dispatch(0.0, first, CARD)
     policy.on_progress(1.0, first, 1, 1.0)
     finish(policy, first, last=False)
-    assert policy.dispatch(2.0, second, CARD).priority == (0.0,)
+    assert policy.dispatch(2.0, second, CARD).priority == (0.0, 2.0)
 
 
 def test_mlfq_promotes_whoever_has_waited_three_seconds() -> None:
@@ -84,8 +94,8 @@ def test_mlfq_promotes_whoever_has_waited_three_seconds() -> None:
 @pytest.mark.parametrize(("prompt_tokens", "level"), [(0, 0), (10, 0), (11, 1), (20, 1), (41, 3), (10_000, 3)])
 def test_mlfq_skip_join_starts_where_the_quantum_covers_the_prefill(prompt_tokens: int, level: int) -> None:
     policy = Mlfq(skip_join=True, prefill_tokens_per_s=1000.0, levels=4)
-    assert policy.dispatch(0.0, request(0, prompt_tokens=prompt_tokens), CARD).priority == (level,)
-    assert Mlfq().dispatch(0.0, request(0, prompt_tokens=prompt_tokens), CARD).priority == (0.0,)
+    assert policy.dispatch(0.0, request(0, prompt_tokens=prompt_tokens), CARD).priority == (level, 0.0)
+    assert Mlfq().dispatch(0.0, request(0, prompt_tokens=prompt_tokens), CARD).priority == (0.0, 0.0)
 
 
 def test_mlfq_forgets_the_calls_of_a_workflow_that_vanished() -> None:
@@ -94,8 +104,8 @@ def test_mlfq_forgets_the_calls_of_a_workflow_that_vanished() -> None:
     for call in (gone, stays):
         policy.dispatch(0.0, call, CARD)
     policy.on_forget(1.0, "gone")
-    assert policy.on_progress(2.0, stays, 1, 1.0).priority == (1.0,)
-    assert policy.on_progress(2.0, gone, 1, 1.0).priority == (15.0,)
+    assert policy.on_progress(2.0, stays, 1, 1.0).priority == (1.0, 2.0)
+    assert policy.on_progress(2.0, gone, 1, 1.0).priority == (15.0, 2.0)
 
 
 def test_ltr_goes_by_rank_and_turns_steps_into_time() -> None:
