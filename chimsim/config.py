@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -153,8 +153,9 @@ class Cluster:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """The warnings of all engines."""
-        return tuple(warning for engine in self.engines for warning in engine.warnings)
+        """The warnings of all engines; engines that differ only in their names warn once."""
+        alike = {replace(engine, name=""): engine for engine in reversed(self.engines)}
+        return tuple(warning for engine in reversed(alike.values()) for warning in engine.warnings)
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: everything of the cluster that can change a result."""

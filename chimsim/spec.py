@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from chimsim.errors import ChimsimError, near
+from policies import knobs as knobs_of
+from policies import policy_class
 
 Scalar = float | int | bool | str | None
 Axis = tuple[Scalar, ...]
@@ -146,6 +148,11 @@ def spec_from(
         raise ChimsimError(f"no cluster; give {option('combo')} (say qwen1.5b+7b) or {option('cluster')} with a file")
     if not parsed.get("policy"):
         raise ChimsimError(f"no policy; give {option('policy')}, say fcfs,chimera")
+    if "policy" in options:
+        # The file's knobs were meant for the file's policies.
+        for name in knobs.keys() - {*_knob_values(options.get("knobs"), where), *options}:
+            if not any(name == knob.name for entry in parsed["policy"] for knob in knobs_of(policy_class(entry.policy))):
+                del knobs[name]
     spec = Spec(knobs=dict(sorted(knobs.items())), **parsed)
     if spec.workflows is not None and spec.warmup >= spec.workflows:
         raise ChimsimError(

@@ -96,6 +96,12 @@ def test_slots_that_kv_memory_cannot_hold_are_allowed_with_a_warning() -> None:
     assert "'Qwen2.5-14B': 64 slots of 2,000 tokens need 128,000 KV tokens and 78,048 are there" in cluster.warnings[0]
 
 
+def test_engines_alike_warn_once() -> None:
+    cluster = combo_cluster("qwen7b+14bx4", max_batch_size=64)
+    assert len(cluster.engines) == 5
+    assert [warning.split(":")[0] for warning in cluster.warnings] == ["engine 'Qwen2.5-14B/0'"]
+
+
 @pytest.mark.parametrize(
     ("combo", "message"),
     [

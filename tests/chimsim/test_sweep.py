@@ -65,6 +65,19 @@ def test_options_override_the_file_key_by_key(tmp_path: Path) -> None:
     ]
 
 
+def test_knobs_of_the_file_go_with_its_policies(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(
+        'trace="apps"\ncombo="qwen7b"\nrps=8\npolicy=["fcfs","chimera"]\ntau=[0,1]\nknobs={aging_tokens_per_s=5}\n'
+    )
+    file = read_spec(path)
+    assert spec_from({"policy": "fcfs"}, file).knobs == {}
+    assert spec_from({"policy": "chimera"}, file).knobs == {"tau": (0.0, 1.0), "aging_tokens_per_s": (5,)}
+    assert spec_from({"policy": "fcfs", "tau": "2"}, file).knobs == {"tau": (2.0,)}, (
+        "asked for: left for the grid to refuse"
+    )
+
+
 keys = st.fixed_dictionaries(
     {
         "trace": st.just(["apps"]),
