@@ -151,7 +151,7 @@ def spec_from(
     if "policy" in options:
         # The file's knobs were meant for the file's policies.
         for name in knobs.keys() - {*_knob_values(options.get("knobs"), where), *options}:
-            if not any(name == knob.name for entry in parsed["policy"] for knob in knobs_of(policy_class(entry.policy))):
+            if not any(name == knob.name for p in parsed["policy"] for knob in knobs_of(policy_class(p.policy))):
                 del knobs[name]
     spec = Spec(knobs=dict(sorted(knobs.items())), **parsed)
     if spec.workflows is not None and spec.warmup >= spec.workflows:
