@@ -310,6 +310,8 @@ _DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5
 def utilisation(results: Results, summary: pd.DataFrame) -> Figure:
     """Running and waiting requests of each engine over time: first seed, a row a policy, a column a cluster.
 
+    Engines of one model share its colour. An axis ends where fewer than 3 % of the most requests are left, for a
+    heavy-tailed last workflow would take most of the width.
     With several traces or rates it shows the first trace at its middle rate; `Results.table` has the rest.
     """
     data = _one_tau(summary.assign(series=series_labels(summary)))
@@ -322,16 +324,20 @@ def utilisation(results: Results, summary: pd.DataFrame) -> Figure:
     series = list(dict.fromkeys(part["series"]))
     figure, axes = _grid(len(series), len(combos), height=1.25)
     names: list[str] = []
+    ends = [0.0] * len(combos)
     for r, label in enumerate(series):
         for c, combo in enumerate(combos):
             ax = axes[r][c]
             cell = part[(part["series"] == label) & (part["combo"] == combo)]
             if len(cell):
                 timeline = results.table(str(cell["cell"].iloc[0]), "timeline")
+                inside = timeline.groupby("time_s")[["running", "waiting"]].sum().sum(axis=1)
+                ends[c] = max(ends[c], float(inside.index[inside >= 0.03 * inside.max()].max()))
                 for engine, samples in timeline.groupby("engine", observed=True, sort=True):
-                    if str(engine) not in names:
-                        names.append(str(engine))
-                    colour = _PALETTE[names.index(str(engine)) % len(_PALETTE)]
+                    model = str(engine).split("/")[0]
+                    if model not in names:
+                        names.append(model)
+                    colour = _PALETTE[names.index(model) % len(_PALETTE)]
                     ax.plot(
                         samples["time_s"],
                         samples["running"],
@@ -354,10 +360,11 @@ def utilisation(results: Results, summary: pd.DataFrame) -> Figure:
                 ax.set_ylabel(f"{label}\nrequests")
             if r == len(series) - 1:
                 ax.set_xlabel("time (s)")
-    for column in zip(*axes, strict=True):
+    for column, end in zip(zip(*axes, strict=True), ends, strict=True):
         top = max(ax.get_ylim()[1] for ax in column)
         for ax in column:
             ax.set_ylim(0, top)
+            ax.set_xlim(0, max(end, 1.0))
     handles = [Line2D([], [], color=_PALETTE[i % len(_PALETTE)], label=name) for i, name in enumerate(names)]
     handles += [
         Line2D([], [], color="#444444", label="running"),
