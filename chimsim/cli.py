@@ -40,6 +40,7 @@ from chimsim.results import Results, ordered_json_bytes
 from chimsim.spec import Spec, read_spec, spec_from
 from chimsim.sweeps import Interrupted, run_cell, run_sweep
 from chimsim.trace_cli import trace_app
+from chimsim.validate_cli import validate_command
 from policies import POLICIES, PolicyError
 from policies import knobs as knobs_of
 from traces import TraceError
@@ -54,6 +55,7 @@ app = typer.Typer(
 )
 app.add_typer(trace_app, name="trace")
 app.command("profiles")(profiles_command)
+app.command("validate")(validate_command)
 
 SpecFile = Annotated[Path | None, typer.Argument(metavar="SPEC.toml", help="Spec file; options override it.")]
 TraceOpt = Annotated[str | None, typer.Option("--trace", help="Shipped traces or trace files: apps,maths,my.jsonl")]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from chimsim.config import Cluster, combo_cluster, load_cluster
 from chimsim.errors import ChimsimError, near
+from chimsim.idle import fit, oversize_message
 from chimsim.predictors import Predictor, build_predictor
-from chimsim.simulation import fit, oversize_message
 from chimsim.spec import Scalar, Spec
 from traces import Trace, arrivals, load_trace
 

@@ -50,7 +50,7 @@ _SPARE = [
     ("#4D4D4D", "*"),
     ("#1F9EA8", "d"),
 ]
-_STYLE = {
+STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
     "axes.titlesize": 8.5,
@@ -98,12 +98,12 @@ def draw(
     written: list[Path] = []
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, _STYLE))
+        matplotlib.rcParams.update(cast(Any, STYLE))
         for kind in kinds:
             for stem, figure in _figures(results, summary, kind, latency):
                 for name in formats:
                     path = results.path / f"{stem}.{name}"
-                    write_file(path, _bytes(figure, name))
+                    write_file(path, figure_bytes(figure, name))
                     written.append(path)
     return written
 
@@ -478,7 +478,7 @@ def _bottom_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
                   handlelength=1.8, columnspacing=1.2)  # fmt: skip
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
+def figure_bytes(figure: Figure, kind: str) -> bytes:
     sink = io.BytesIO()
     metadata: dict[str, Any] = {
         "png": {"Software": None},

@@ -26,6 +26,7 @@ from chimsim.feeds import predictor_for, times_for, trace_named
 from chimsim.grid import Cell, cells, make_policy, plan
 from chimsim.metrics import summarise
 from chimsim.records import RunResult
+from chimsim.replay import Oversize, Queue
 from chimsim.results import (
     Results,
     cell_is_whole,
@@ -38,7 +39,7 @@ from chimsim.results import (
     write_file,
     write_summary,
 )
-from chimsim.simulation import Oversize, Queue, simulate
+from chimsim.simulation import simulate
 from chimsim.spec import Spec, read_spec, spec_from
 from chimsim.workers import WorkerDied, run_jobs
 from policies import PolicyError

@@ -2,7 +2,8 @@
 
 It needs no prediction. Inside a level calls are served in the order in which they entered it. Quanta are counted in
 output tokens by the engine's step time at its full batch. A starved call goes before all others for a while and then
-stands where it stood (the forks put it at the front of level 0, but a policy is not told of promotions).
+stands where it stood (the forks put it at the front of level 0, but a policy is not told of promotions). Every quantum
+is a request of its own to the engine, so a call pays for its slices even when nobody waits.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def test_dry_run_prints_the_grid_and_runs_nothing(chimsim_main: object, tmp_path
     spec = str(ROOT / "experiments" / "readme-frontier.toml")
     code, out, err = call(chimsim_main, "sweep", spec, "--trace", "maths", "--rps", "8", "--dry-run", "--out", "x")
     assert (code, err) == (0, "")
-    assert "cells         fcfs 12, sjf 12, stjf 12, mlfq 12, ltr 12, plas 12, chimera 72" in out
-    assert out.endswith("144 cells in all\n")
+    assert "cells         fcfs 12, sjf 12, stjf 12, mlfq 12, ltr 12, plas 12, chimera 84" in out
+    assert out.endswith("156 cells in all\n")
     assert not (tmp_path / "x").exists()
 
 

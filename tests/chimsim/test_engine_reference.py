@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from chimsim.config import Cluster
 from chimsim.engine import Engine
 from chimsim.records import RunResult
-from chimsim.simulation import Queue, simulate
+from chimsim.replay import Queue
+from chimsim.simulation import simulate
 from policies import load_policy
 from tests.chimsim.reference import ReferenceEngine
 from tests.chimsim.worlds import TrueLengths, cluster, engine, events, traces

@@ -9,10 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from chimsim.errors import ChimsimError
+from chimsim.idle import fit
 from chimsim.records import RunResult
-from chimsim.simulation import Oversize, fit, simulate
+from chimsim.replay import Oversize
+from chimsim.simulation import simulate
 from chimsim.ticks import TICKS_PER_S
 from policies import load_policy
+from policies.mlfq import Mlfq
 from tests.chimsim.worlds import (
     MODELS,
     TrueLengths,
@@ -89,7 +92,8 @@ def test_each_call_is_served_once_with_the_tokens_of_the_trace(
     assert engines["preemptions"].sum() == requests["preemptions"].sum()
     assert engines["yields"].sum() == requests["yields"].sum()
     processed = int(engines["prefill_tokens"].sum() + engines["cached_tokens"].sum())
-    if requests["preemptions"].sum() + requests["yields"].sum():
+    sliced = policy in ("mlfq", "ltr")  # a call that goes on after a check has come back to its engine
+    if sliced or requests["preemptions"].sum() + requests["yields"].sum():
         assert processed >= requests["prompt_tokens"].sum()
     else:
         assert processed == requests["prompt_tokens"].sum()
@@ -128,7 +132,7 @@ def test_nothing_happens_before_its_cause(trace: Trace, policy: str, slots: int,
 @quick
 @given(
     chains(),
-    st.sampled_from(["fcfs", "mlfq", "chimera"]),
+    st.sampled_from(["fcfs", "ltr", "chimera"]),
     st.sampled_from([8, 20, 64, 2048]),
     st.booleans(),
     st.sampled_from([(0.0, 0.0), (0.02, 0.004)]),
@@ -141,6 +145,18 @@ def test_a_workflow_alone_takes_exactly_its_idle_latency(
     row = simulate(trace, spec, policy, predictor=TrueLengths(trace, *overheads)).workflows.iloc[0]
     assert row["latency_s"] == row["idle_latency_s"]
     assert row["slowdown"] == 1.0
+
+
+def test_slices_cost_a_call_alone_the_part_of_a_block_that_is_computed_again() -> None:
+    trace = Trace("test", (workflow("w", (Stage("a", 64, 40),), arrival_s=0.0),))
+    spec = cluster(engine(slots=4))
+    row = simulate(trace, spec, Mlfq(q0_s=1e-9, ratio=1.0, levels=4), predictor=TrueLengths(trace)).workflows.iloc[0]
+    whole = simulate(trace, spec, "fcfs", predictor=TrueLengths(trace)).workflows.iloc[0]
+    profile = spec.engines[0].profile
+    # Three slices of one token each: every time the newest token's block is begun, and its prompt part found.
+    decode_s = [profile.decode_constant_s(1) + profile.decode_slope_s() * (64 + done) for done in range(3)]
+    again_s = [profile.mixed_step_s(0, 0, [(1 + done, 64)]) for done in range(3)]
+    assert row["latency_s"] - whole["latency_s"] == pytest.approx(sum(again_s) - sum(decode_s), abs=1e-8)
 
 
 @quick

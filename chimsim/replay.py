@@ -1,0 +1,593 @@
+"""A trace on its way through a cluster: workflows arrive, are predicted stage by stage, dispatched and recorded.
+
+What the simulated and the live driver share. It has neither a clock nor engines: a driver says what ended, when it
+is, and does what is asked for. All events of one instant are gathered first and then settled in one order: what ended
+on the engines (by name, then in order of admission), each followed by its workflow's next stage; then the stages
+that are ready are dispatched, then free slots are filled, then engines go on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from math import inf, nan
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from chimsim.config import Cluster, EngineSpec
+from chimsim.dispatcher import Dispatcher, Outcome, Start
+from chimsim.errors import ChimsimError
+from chimsim.histogram import LogHistogram
+from chimsim.idle import fit, idle_latency_s, oversize_message
+from chimsim.predictors import FinishedStage, PredictionInput, Predictor
+from chimsim.records import Columns, RunResult, frame_of
+from chimsim.ticks import exact, exact_not_before
+from policies.interface import EngineView, Policy, Prediction, RequestView
+from traces import Run, Stage, Trace, Workflow
+from traces import arrivals as arriving
+
+Oversize = Literal["error", "reject", "clip"]
+Queue = Literal["dispatcher", "engine"]
+SAMPLE_S = 1.0
+COMPLETED, REJECTED = 0, 1
+STATUS = ("completed", "rejected")
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """The random stream of one consumer: drawing more from one never moves another."""
+    return np.random.default_rng([seed, *name.encode()])
+
+
+def default_router(trace: Trace) -> str:
+    if all(workflow.confidence for workflow in trace.workflows):
+        return "trace"
+    labelled = all(run.solved is not None for workflow in trace.workflows for run in workflow.runs.values())
+    return "oracle" if labelled else "none"
+
+
+def schedule(
+    trace: Trace,
+    rps: float | None,
+    seed: int,
+    given: Sequence[float] | npt.NDArray[np.float64] | None,
+    workflows: int | None,
+    burstiness: float,
+    shuffle: bool,
+) -> tuple[list[tuple[Workflow, int]], npt.NDArray[np.float64]]:
+    """The workflows in order of arrival, each with the number of its round, and when they arrive."""
+    if not trace.workflows:
+        raise ChimsimError(f"trace {trace.name!r} has no workflows")
+    count = len(trace.workflows) if workflows is None else workflows
+    if count < 1:
+        raise ChimsimError(f"workflows: expected a positive integer, found {count}")
+    if given is not None and rps is not None:
+        raise ChimsimError("give either rps or arrivals, not both")
+    if given is not None:
+        times = np.asarray(given, dtype=np.float64)
+        if len(times) < count:
+            raise ChimsimError(f"arrivals: {len(times)} instants for {count} workflows")
+        times = times[:count]
+        if not np.isfinite(times).all() or (times < 0).any() or (np.diff(times) < 0).any():
+            raise ChimsimError("arrivals: expected finite instants from 0 on that do not fall")
+    elif rps is not None:
+        times = arriving.gamma(count, rps, burstiness, stream(seed, "arrivals"))
+    else:
+        recorded = arriving.by_arrival(trace)
+        if count > len(recorded):
+            raise ChimsimError(
+                f"workflows: {count} asked for, but trace {trace.name!r} has {len(recorded)} recorded arrivals; "
+                "give a rate (rps) instead"
+            )
+        return [(workflow, 0) for workflow in recorded[:count]], arriving.recorded(trace)[:count]
+    draw = stream(seed, "workflow order")
+    order: list[tuple[Workflow, int]] = []
+    for round_ in range(-(-count // len(trace.workflows))):
+        picks: Iterable[int] = range(len(trace.workflows))
+        if shuffle:
+            picks = draw.permutation(len(trace.workflows)).tolist()
+        order.extend((trace.workflows[pick], round_) for pick in picks)
+    return order[:count], times
+
+
+class Job:
+    """A workflow in the system."""
+
+    __slots__ = (
+        "arrived_at", "engines", "finished", "measured", "mixed", "model", "output_tokens", "prompt_tokens",
+        "queue_time_s", "reused", "row", "run", "source", "stage", "workflow_id",
+    )  # fmt: skip
+
+    def __init__(self, row: int, source: Workflow, workflow_id: str, arrived_at: float, measured: bool) -> None:
+        self.row = row
+        self.source = source
+        self.workflow_id = workflow_id
+        self.arrived_at = arrived_at
+        self.measured = measured
+        self.stage = 0
+        self.run: Run | None = None
+        self.model = ""
+        self.mixed = False
+        self.engines: list[State] = []
+        self.finished: tuple[FinishedStage, ...] = ()
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.queue_time_s = 0.0
+        self.reused: tuple[int, ...] = ()
+
+
+class Call:
+    """One stage of a job on its way: ready, waiting, running."""
+
+    __slots__ = (
+        "enqueued_at", "job", "output_tokens", "prediction", "ready_at", "request", "request_id", "stage", "state",
+        "yields",
+    )  # fmt: skip
+
+    def __init__(self, request_id: int, job: Job, ready_at: float, prediction: Prediction, stage: Stage) -> None:
+        self.request_id = request_id
+        self.job = job
+        self.ready_at = ready_at
+        self.prediction = prediction
+        self.stage = stage
+        self.enqueued_at = ready_at
+        self.yields = 0
+        self.output_tokens = 0
+        self.request: Any = None  # a `Served` of the driver's own
+        self.state: Any = None
+
+
+class State:
+    """An engine and what a replay knows of it; drivers add the engine itself."""
+
+    __slots__ = ("index", "model", "name", "next_sample_at", "requests", "spec", "touched", "yields")
+
+    def __init__(self, index: int, spec: EngineSpec) -> None:
+        self.index = index
+        self.spec = spec
+        self.name = spec.name
+        self.model = spec.model
+        self.touched = False
+        self.next_sample_at = 0.0
+        self.requests = 0
+        self.yields = 0
+
+
+class Served(Protocol):
+    """What a replay reads of a driver's request: its lengths in tokens and what became of it, instants in seconds."""
+
+    prompt_tokens: int
+    output_tokens: int
+    produced: int
+    cached_tokens: int
+    preemptions: int
+    admitted_at: float
+    first_token_at: float
+    measured: bool
+
+
+class Happening(Protocol):
+    """What a handler is called with; SimPy's events are such."""
+
+    @property
+    def value(self) -> Any: ...
+
+
+REQUEST_COLUMNS = {
+    "request_id": "q", "workflow": "q", "workflow_id": "l", "stage": "b", "stage_name": "h", "engine": "h",
+    "model": "h", "prompt_tokens": "l", "cached_tokens": "l", "output_tokens": "l", "ready_at": "d",
+    "enqueued_at": "d", "admitted_at": "d", "first_token_at": "d", "finished_at": "d", "service_s": "d",
+    "preemptions": "l", "yields": "l", "promotions": "l", "longest_wait_s": "d", "status": "b", "measured": "b",
+}  # fmt: skip
+WORKFLOW_COLUMNS = {
+    "workflow": "q", "workflow_id": "l", "source_id": "l", "workload": "h", "arrived_at": "d", "finished_at": "d",
+    "latency_s": "d", "stages": "h", "prompt_tokens": "q", "output_tokens": "q", "queue_time_s": "d",
+    "idle_latency_s": "d", "slowdown": "d", "solved": "d", "model": "h", "mixed_models": "b", "status": "b",
+    "measured": "b",
+}  # fmt: skip
+TIMELINE_COLUMNS = {"engine": "h", "time_s": "d", "running": "l", "waiting": "l", "kv_used_fraction": "d"}
+
+
+class _Codes(dict[str, int]):
+    """Names by their order of first appearance."""
+
+    def __missing__(self, name: str) -> int:
+        code = self[name] = len(self)
+        return code
+
+
+class Replay(ABC):
+    """See the module. A driver subclasses it and gives it time and engines."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        predictor: Predictor,
+        queue: Queue,
+        look_ahead: int,
+        oversize: Oversize,
+        log_decisions: bool,
+    ) -> None:
+        self._in_engine = queue == "engine"
+        specs = sorted(cluster.engines, key=lambda spec: spec.name)
+        self._states = [self._state_of(index, spec) for index, spec in enumerate(specs)]
+        self._by_name = {state.name: state for state in self._states}
+        self._models = cluster.models
+        self._model_codes = {model: code for code, model in enumerate(self._models)}
+        views = [view_of(spec) for spec in specs]
+        self._dispatcher = Dispatcher(policy, views, look_ahead=look_ahead, queue_in_engine=self._in_engine)
+        self._preemptive = policy.preemptive and not self._in_engine
+        self._predictor = predictor
+        self._first_overhead_s = exact_not_before(predictor.router_s + predictor.predictor_s)
+        self._overhead_s = exact_not_before(predictor.predictor_s)
+        self._oversize = oversize
+        self._calls: dict[int, Call] = {}
+        self._arrived: list[Job] = []
+        self._ready: list[Call] = []
+        self._woken: list[Job] = []
+        self._touched: list[Any] = []
+        self._next_id = 0
+        self._requests = Columns(REQUEST_COLUMNS)
+        self._workflows = Columns(WORKFLOW_COLUMNS)
+        self._timeline = Columns(TIMELINE_COLUMNS)
+        self._stage_codes = _Codes()
+        self._workload_codes = _Codes()
+        self._source_codes = _Codes()
+        self._workflow_ids: list[str] = []
+        self._idle: dict[tuple[int, str, str], float] = {}
+        self._log: list[tuple[Any, ...]] | None = [] if log_decisions else None
+
+    @abstractmethod
+    def _state_of(self, index: int, spec: EngineSpec) -> Any:
+        """The driver's `State` of an engine."""
+
+    @abstractmethod
+    def _now(self) -> float:
+        """Seconds since the run began."""
+
+    @abstractmethod
+    def _at(self, instant: float, handler: Callable[[Any], None], value: object) -> None:
+        """Call the handler with a `Happening` at that instant, and settle after it."""
+
+    @abstractmethod
+    def _engines_ended(self, now: float) -> None:
+        """Tell `_complete` and `_check` of the calls that ended or are due on the engines, and touch those."""
+
+    @abstractmethod
+    def _prepare(self, call: Call) -> None:
+        """Make ``call.request`` for ``call.output_tokens``."""
+
+    @abstractmethod
+    def _hand_over(self, state: Any, start: Start) -> bool:
+        """Let the engine have a request; returns whether it should be looked at before its step or stretch ends."""
+
+    @abstractmethod
+    def _withdraw(self, now: float, call: Call) -> int:
+        """Take a running request out of its engine; returns the output tokens that it has."""
+
+    @abstractmethod
+    def _at_boundary(self, now: float, state: Any, wanted: bool) -> bool:
+        """Whether requests can be taken out and steps begin now; ``wanted``: be there as soon as it can be."""
+
+    @abstractmethod
+    def _go_on(self, now: float, state: Any) -> None:
+        """Let an engine that is at a boundary take its next step."""
+
+    @abstractmethod
+    def _forget(self, job: Job) -> None:
+        """The workflow is over: what engines keep of it can go."""
+
+    def _begin(self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int) -> None:
+        """Plan the first arrival."""
+        self._order = order
+        self._warmup = warmup
+        self._times = [exact(float(time)) for time in times]
+        self._row = 0
+        self._at(self._times[0], self._on_arrival, None)
+
+    def _on_arrival(self, event: Happening) -> None:
+        row = self._row
+        source, round_ = self._order[row]
+        workflow_id = f"{source.workflow_id}#{round_ + 1}" if round_ else source.workflow_id
+        self._arrived.append(Job(row, source, workflow_id, self._now(), row >= self._warmup))
+        self._workflow_ids.append(workflow_id)
+        self._row = row = row + 1
+        if row < len(self._order):
+            self._at(self._times[row], self._on_arrival, None)
+
+    def _on_ready(self, event: Happening) -> None:
+        self._ready.append(event.value)
+
+    def _on_delay_over(self, event: Happening) -> None:
+        self._woken.append(event.value)
+
+    def _on_deadline(self, event: Happening) -> None:
+        self._touch(event.value)
+
+    def _touch(self, state: Any) -> None:
+        if not state.touched:
+            state.touched = True
+            self._touched.append(state)
+
+    def _settle(self, now: float) -> None:
+        self._engines_ended(now)
+        for job in self._woken:
+            self._stage_ready(now, job)
+        self._woken.clear()
+        for job in self._arrived:
+            self._stage_ready(now, job)
+        self._arrived.clear()
+        ready = self._ready
+        if ready:
+            if len(ready) > 1:
+                ready.sort(key=_number)
+            self._ready = []
+            for call in ready:
+                self._dispatch(now, call)
+        touched = self._touched
+        if touched:
+            if len(touched) > 1:
+                touched.sort(key=index_of)
+            self._touched = []
+            idle = [state for state in touched if self._fill(now, state)]
+            for state in idle:
+                self._go_on(now, state)
+
+    def _stage_ready(self, now: float, job: Job) -> None:
+        """The job's next stage can be sent: predict, and dispatch it once the predictors had their time."""
+        source = job.source
+        run = job.run or source.runs[self._models[0]]
+        stage = run.stages[job.stage]
+        prediction = self._predictor.predict(
+            PredictionInput(
+                source.workflow_id, source.workload, job.stage, stage.name, self._models, stage.prompt_tokens,
+                stage.system_tokens, stage.user_tokens, stage.prompt or source.prompt, job.finished,
+            )
+        )  # fmt: skip
+        call = Call(self._next_id, job, now, prediction, stage)
+        self._next_id += 1
+        overhead_s = self._overhead_s if job.stage else self._first_overhead_s
+        if overhead_s:
+            self._at(now + overhead_s, self._on_ready, call)
+        else:
+            self._ready.append(call)
+
+    def _dispatch(self, now: float, call: Call) -> None:
+        job = call.job
+        stage = call.stage
+        call.enqueued_at = now
+        view = RequestView(
+            call.request_id, job.workflow_id, job.source.workload, job.stage, stage.name, now, job.arrived_at,
+            stage.prompt_tokens, call.prediction,
+        )  # fmt: skip
+        decision = self._dispatcher.submit(now, view)
+        state = call.state = self._by_name[decision.engine]
+        if self._log is not None:
+            self._log.append((now, call.request_id, decision.engine, decision.priority))
+        self._calls[call.request_id] = call
+        run = job.source.runs[state.model]
+        if job.run is not None:
+            job.mixed = job.mixed or state.model != job.model
+            if job.stage >= len(run.stages):
+                run = job.run  # this model knows no such stage: the call keeps the lengths it was heading for
+        job.model = state.model
+        if run is not job.run:
+            job.run = run
+            job.reused = tuple(stage.reused_tokens for stage in run.stages)
+            call.stage = stage = run.stages[job.stage]
+        if state not in job.engines:
+            job.engines.append(state)
+        spec = state.spec
+        output_tokens = stage.output_tokens
+        room = fit(spec, stage.prompt_tokens, output_tokens)
+        if room < output_tokens:
+            if self._oversize == "error":
+                raise ChimsimError(oversize_message(job.workflow_id, job.stage, stage, spec))
+            if self._oversize == "reject" or room < 1:
+                self._reject(now, call)
+                return
+            output_tokens = room
+        call.output_tokens = output_tokens
+        self._prepare(call)
+        self._touch(state)
+        self._watch_deadline(call)
+
+    def _watch_deadline(self, call: Call) -> None:
+        """A promotion may take a slot, so that the engine has to be looked at when it falls due."""
+        if self._preemptive:
+            deadline_at = self._dispatcher.next_deadline(call.request_id)
+            if deadline_at < inf:
+                self._at(exact_not_before(deadline_at), self._on_deadline, call.state)
+
+    def _check(self, now: float, call: Call) -> None:
+        """A slice of ``check_after_tokens`` is out: the request leaves its engine, and comes back at once if it may.
+
+        vLLM takes no new order for a request that runs, so that a slice is a request of its own there, which finds
+        what it computed so far in the prefix cache: whole blocks.
+        """
+        again = self._dispatcher.progress(now, call.request_id, call.request.produced)
+        if again is None:
+            self._yield(now, call)
+        else:
+            self._withdraw(now, call)
+            self._hand_over(call.state, Start(call.request_id, again, ()))
+
+    def _yield(self, now: float, call: Call) -> None:
+        produced = self._withdraw(now, call)
+        self._dispatcher.leave(now, call.request_id, produced)
+        call.yields += 1
+        call.state.yields += 1
+        self._watch_deadline(call)
+
+    def _fill(self, now: float, state: Any) -> bool:
+        """Fill the engine's free slots, and take slots back for better requests; returns whether it can go on now."""
+        state.touched = False
+        dispatcher = self._dispatcher
+        wanted = False
+        for start in dispatcher.fill(now, state.name):
+            wanted = self._hand_over(state, start) or wanted
+        preempt = self._preemptive and dispatcher.wants_slot(now, state.name)
+        if not self._at_boundary(now, state, wanted or preempt):
+            return False
+        while preempt:
+            worst = dispatcher.take_back(now, state.name)
+            if worst is None:
+                break
+            self._yield(now, self._calls[worst])
+            for start in dispatcher.fill(now, state.name):
+                self._hand_over(state, start)
+        return True
+
+    def _engine_priority(self, state: State, start: Start) -> tuple[float, ...]:
+        """vLLM's priority is one integer."""
+        if not start.priority:
+            return (0.0,)
+        if state.spec.scheduling != "priority":
+            raise ChimsimError(
+                f"engine {state.name} runs with scheduling fcfs and would ignore the policy's order; with the queue "
+                'in the engine use scheduling = "priority"'
+            )
+        return (float(round(start.priority[0])),)
+
+    def _sample(self, now: float, state: State, running: int, waiting: int, kv_used_fraction: float) -> None:
+        state.next_sample_at = now + SAMPLE_S
+        waiting += self._dispatcher.waiting(state.name)
+        self._timeline.append((state.index, now, running, waiting, kv_used_fraction))
+
+    def _complete(self, now: float, call: Call) -> None:
+        job = call.job
+        request = call.request
+        run = job.run
+        assert run is not None
+        last = job.stage + 1 >= len(run.stages)
+        state = call.state
+        outcome = self._dispatcher.complete(now, call.request_id, request.output_tokens, last=last)
+        del self._calls[call.request_id]
+        state.requests += 1
+        queue_time_s = request.admitted_at - call.ready_at
+        job.queue_time_s += queue_time_s
+        job.prompt_tokens += request.prompt_tokens
+        job.output_tokens += request.output_tokens
+        self._record(call, outcome, request.first_token_at, now, COMPLETED)
+        name = call.stage.name
+        job.finished = (
+            *job.finished,
+            FinishedStage(name, state.model, request.prompt_tokens, request.output_tokens),
+        )
+        job.stage += 1
+        if last:
+            self._finish(now, job, COMPLETED)
+            return
+        delay_s = run.stages[job.stage].delay_s
+        if delay_s:
+            self._at(now + exact_not_before(delay_s), self._on_delay_over, job)
+        else:
+            self._stage_ready(now, job)
+
+    def _reject(self, now: float, call: Call) -> None:
+        outcome = self._dispatcher.complete(now, call.request_id, 0, "failed", last=True)
+        del self._calls[call.request_id]
+        call.output_tokens = 0
+        self._prepare(call)
+        call.request.admitted_at = nan
+        self._record(call, outcome, nan, nan, REJECTED)
+        self._finish(now, call.job, REJECTED)
+
+    def _record(self, call: Call, outcome: Outcome, first_token_at: float, now: float, status: int) -> None:
+        job = call.job
+        request = call.request
+        state = call.state
+        self._requests.append(
+            (
+                call.request_id, job.row, job.row, job.stage, self._stage_codes[call.stage.name], state.index,
+                self._model_codes[state.model], request.prompt_tokens, request.cached_tokens, request.output_tokens,
+                call.ready_at, call.enqueued_at, request.admitted_at, first_token_at, now, outcome.service_s,
+                request.preemptions, call.yields, outcome.promotions, outcome.longest_wait_s, status, job.measured,
+            )
+        )  # fmt: skip
+
+    def _finish(self, now: float, job: Job, status: int) -> None:
+        self._forget(job)
+        assert job.run is not None
+        label = job.run.solved
+        solved = nan if label is None else float(label)
+        if status == COMPLETED:
+            finished_at = now
+            latency_s = now - job.arrived_at
+            idle_s = self._idle_latency_s(job)
+            slowdown = latency_s / idle_s
+        else:
+            finished_at = latency_s = idle_s = slowdown = nan
+            if label is not None:
+                solved = 0.0
+        self._workflows.append(
+            (
+                job.row, job.row, self._source_codes[job.source.workflow_id],
+                self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, job.stage,
+                job.prompt_tokens, job.output_tokens, job.queue_time_s, idle_s, slowdown, solved,
+                self._model_codes[job.model], job.mixed, status, job.measured,
+            )
+        )  # fmt: skip
+
+    def _idle_latency_s(self, job: Job) -> float:
+        """Of the run that the workflow ended with, on the engine of its last call."""
+        state = job.engines[-1]
+        key = (self._source_codes[job.source.workflow_id], job.model, state.name)
+        known = self._idle.get(key)
+        if known is None:
+            run = job.source.runs[job.model]
+            overhead_s = self._first_overhead_s + self._overhead_s * (len(run.stages) - 1)
+            known = self._idle[key] = idle_latency_s(state.spec, run, overhead_s=overhead_s)
+        return known
+
+    def _result(self, engine_frame: pd.DataFrame, itl: LogHistogram) -> RunResult:
+        """Everything that was recorded."""
+        engines = [state.name for state in self._states]
+        requests = frame_of(
+            self._requests,
+            {
+                "workflow_id": self._workflow_ids,
+                "stage_name": list(self._stage_codes),
+                "engine": engines,
+                "model": self._models,
+                "status": STATUS,
+            },
+            flags=("measured",),
+            order="request_id",
+        )
+        workflows = frame_of(
+            self._workflows,
+            {
+                "workflow_id": self._workflow_ids,
+                "source_id": list(self._source_codes),
+                "workload": list(self._workload_codes),
+                "model": self._models,
+                "status": STATUS,
+            },
+            flags=("mixed_models", "measured"),
+            order="workflow",
+        )
+        return RunResult(
+            requests,
+            workflows,
+            engine_frame,
+            frame_of(self._timeline, {"engine": engines}),
+            itl,
+            self._log or [],
+        )
+
+
+def view_of(spec: EngineSpec) -> EngineView:
+    """The engine as policies see it before anything runs."""
+    return EngineView(spec.name, spec.model, spec.max_batch_size, spec.profile.decode_s_per_token(spec.max_batch_size))
+
+
+def index_of(state: State) -> int:
+    return state.index
+
+
+def _number(call: Call) -> int:
+    return call.request_id
