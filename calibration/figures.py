@@ -82,6 +82,9 @@ FIELDS: dict[str, Field] = {
 DENSE = Field("step", "s a step", positive=True)
 """The times of the ``dense`` table."""
 
+CURVE_KEYS: dict[str, tuple[str, ...]] = {"step": ("sequences",), "attention": ("decode", "chunk", "mixed")}
+"""The keys of the tables of `calibration.curves`, by section. Each has one provenance and source for all of it."""
+
 SECTIONS: tuple[str, ...] = tuple(dict.fromkeys(field.section for field in FIELDS.values()))
 _HEAD = ("model", "aliases", "gpu", "gpus", "notes")
 _FIGURE = ("value", "provenance", "source")
@@ -109,7 +112,7 @@ def near(name: str, known: Iterable[str], aliases: Iterable[str] = ()) -> str:
 
 
 def read_figures(text: str, where: str) -> dict[str, Any]:
-    """A profile's TOML as keyword arguments of `EngineProfile`.
+    """A profile's TOML as keyword arguments of `EngineProfile`, the tables of `CURVE_KEYS` still as mappings.
 
     ``where`` names the file in messages. ``origins`` holds (name, provenance, source) of every number of the
     file, ``dense[8]`` standing for the table's entry at 8 tokens.
@@ -127,8 +130,9 @@ def read_figures(text: str, where: str) -> dict[str, Any]:
     for section in SECTIONS:
         content = _table(tree.get(section, {}), where, f"[{section}]")
         names = [name for name, field in FIELDS.items() if field.section == section]
-        tables = ["dense", "capture_tokens"] if section == "step" else []
-        _only(content, (*names, *tables), where, f"key in [{section}]")
+        tables = ("dense", "capture_tokens") if section == "step" else ()
+        curves = CURVE_KEYS.get(section, ())
+        _only(content, (*names, *tables, *curves), where, f"key in [{section}]")
         for name in names:
             if name in content:
                 figure = _figure(content[name], FIELDS[name], where, f"{section}.{name}")
@@ -136,6 +140,11 @@ def read_figures(text: str, where: str) -> dict[str, Any]:
                 origins.append((name, figure.provenance, figure.source))
             elif FIELDS[name].required:
                 raise ProfileError(f"{where}: {section}.{name} is missing; expected a number")
+        for name in curves:
+            if name in content:
+                table = dict(_table(content[name], where, f"{section}.{name}"))
+                origins.append((name, *_origin(table, where, f"{section}.{name}")))
+                fields[name] = {key: value for key, value in table.items() if key not in ("provenance", "source")}
     step = tree.get("step", {})
     if "dense" not in step:
         raise ProfileError(f"{where}: step.dense is missing; expected a list of {{tokens, value, provenance, source}}")
@@ -235,8 +244,12 @@ def write_figures(
     head: Mapping[str, Any],
     figures: Mapping[str, Figure],
     captures: tuple[tuple[int, ...], Figure] | None = None,
+    tables: Mapping[str, tuple[Any, Figure]] | None = None,
 ) -> str:
-    """The TOML of a profile, as `read_figures` reads it; ``figures`` are keyed as in ``origins``."""
+    """The TOML of a profile, as `read_figures` reads it; ``figures`` are keyed as in ``origins``.
+
+    ``tables`` are the curves by key, each an object with ``columns()``.
+    """
     lines = [f"{name} = {_toml(head[name])}" for name in _HEAD if head[name] not in ("", ())]
     for section in SECTIONS:
         body = [
@@ -257,6 +270,12 @@ def write_figures(
                     tokens = int(name[6:-1])
                     body.append(f"    {{ tokens = {tokens}, {_inline(figure, False)[2:]},")
             body.append("]")
+        for name in CURVE_KEYS.get(section, ()):
+            if tables and name in tables:
+                table, figure = tables[name]
+                columns = ", ".join(f"{column} = {_toml(value)}" for column, value in table.columns().items())
+                origin = f"provenance = {_toml(figure.provenance)}, source = {_toml(figure.source)}"
+                body.append(f"{name} = {{ {columns}, {origin} }}")
         if body:
             lines += ["", f"[{section}]", *body]
     return "\n".join(lines) + "\n"

@@ -31,6 +31,7 @@ import chimsim
 import policies as policies_package
 import traces
 from calibration.profile import ProfileError
+from chimsim.calibrate_cli import calibrate_app
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell, plan
 from chimsim.plots import FORMATS, KINDS, LATENCIES, draw
@@ -54,6 +55,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("validate")(validate_command)
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
-from scipy.stats import kendalltau
 
+from calibration.scores import kendall_distance
 from chimsim.errors import ChimsimError
 
 Floats = npt.NDArray[np.float64]
@@ -34,28 +34,6 @@ def noise(seed: int, purpose: str, names: Iterable[str]) -> Floats:
     bits = np.frombuffer(b"".join(digests), "<u8")
     uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
     return np.asarray(ndtri(uniform), np.float64)
-
-
-def kendall_distance(true: Floats, predicted: Floats) -> float:
-    """Share of pairs that ``predicted`` orders the other way round than ``true``, in O(n log n).
-
-    Pairs that are equal in ``true`` are left out; pairs equal in ``predicted`` alone count as half wrong. 0
-    when there is no pair.
-    """
-    pairs = len(true) * (len(true) - 1) / 2
-    differ_true, differ_predicted = pairs - _tied_pairs(true), pairs - _tied_pairs(predicted)
-    if not differ_true:
-        return 0.0
-    if not differ_predicted:
-        return 0.5
-    # tau-b divides (right - wrong) pairs by the geometric mean of the pairs untied on either side.
-    tau_b = float(kendalltau(true, predicted).statistic)
-    return float(0.5 * (1 - tau_b * np.sqrt(differ_predicted / differ_true)))
-
-
-def _tied_pairs(values: Floats) -> float:
-    counts = np.unique(values, return_counts=True)[1].astype(np.float64)
-    return float(np.sum(counts * (counts - 1) / 2))
 
 
 _SOLVED_ON = 20_000

@@ -128,7 +128,9 @@ class Engine:
         self._block = spec.block_tokens
         self._mixed_step_s = profile.mixed_step_s
         self._decode_constant_s = [exact(profile.decode_constant_s(n)) for n in range(spec.max_num_seqs + 1)]
-        self._decode_slope_s = exact(profile.decode_slope_s())
+        self._decode_slopes_s = [exact(profile.decode_slope_s(n)) for n in range(spec.max_num_seqs + 1)]
+        self._profile = profile
+        self._skewed = profile.skewed
         self._waiting: deque[EngineRequest] = deque()
         self._waiting_heap: list[tuple[tuple[Priority, int], EngineRequest]] = []
         self._running: dict[int, EngineRequest] = {}  # in order of admission
@@ -142,6 +144,7 @@ class Engine:
         self._measured = 0
         self._context = 0
         self._phases = [0] * spec.block_tokens
+        self._longest: list[tuple[int, int, EngineRequest]] = []  # (step - computed, order), kept if the profile asks
         # What is under way: ``_count`` steps, the first of which takes ``_first_s``; see `start`.
         self._count = 0
         self._first_s = 0.0
@@ -190,11 +193,6 @@ class Engine:
         else:
             self._waiting.remove(request)
         return request.produced
-
-    def check_after(self, request: EngineRequest, tokens: int) -> None:
-        """Report a running request again after so many more output tokens (0: when it is done)."""
-        request.check_at = request.produced + tokens if tokens else 0
-        self._plan_stop(request)
 
     def start(self, now: float) -> float | None:
         """Begin the next step or stretch at ``now``; returns when it ends, None when there is nothing to do."""
@@ -325,9 +323,29 @@ class Engine:
         self._prepaid_blocks = prepaid_blocks
         self._count = count
         decodes = self._decodes
-        self._first_s = self._decode_constant_s[decodes] + self._decode_slope_s * self._context
-        self._slope_s = self._decode_slope_s * decodes
+        self._first_s = self._decode_step_s(decodes, self._context, self._excess())
+        self._slope_s = self._decode_slopes_s[decodes] * decodes
         return True
+
+    def _decode_step_s(self, decodes: int, context: int, excess: int) -> float:
+        """A pure decode step; the excess stays what it is while the batch does, so a stretch is linear in its steps."""
+        constant_s = self._decode_constant_s[decodes]
+        if excess:
+            constant_s = exact(self._profile.decode_constant_s(decodes, excess))
+        return constant_s + self._decode_slopes_s[decodes] * context
+
+    def _excess(self) -> int:
+        """Batch size times the longest context of the decodes, minus their total; 0 if no step depends on it."""
+        longest = self._longest
+        while longest:
+            if self._is_current(longest[0]):
+                return self._decodes * (self._step - longest[0][0]) - self._context
+            heappop(longest)
+        return 0
+
+    def _is_current(self, entry: tuple[int, int, EngineRequest]) -> bool:
+        behind, order, request = entry
+        return request.decoding and request.order == order and self._computed(request) == self._step - behind
 
     def _start_mixed(self, now: float) -> bool:
         """A step with prefill, if blocks do not run out for those that run; decodes alone if nobody fits."""
@@ -355,18 +373,18 @@ class Engine:
         if not chunks:
             return self._start_decodes(now, need)
         self._prepaid_blocks = need
-        self._plan_mixed(self._decodes, self._context, chunks)
+        self._plan_mixed(self._decodes, self._context, self._excess(), chunks)
         return True
 
-    def _plan_mixed(self, decodes: int, context: int, chunks: list[tuple[EngineRequest, int]]) -> None:
+    def _plan_mixed(self, decodes: int, context: int, excess: int, chunks: list[tuple[EngineRequest, int]]) -> None:
         self._chunks = chunks
         self._count = 1
         self._slope_s = 0.0
         if chunks:
             sizes = [(tokens, request.computed) for request, tokens in chunks]
-            self._first_s = exact(self._mixed_step_s(decodes, context, sizes))
+            self._first_s = exact(self._mixed_step_s(decodes, context, sizes, excess))
         else:
-            self._first_s = self._decode_constant_s[decodes] + self._decode_slope_s * context
+            self._first_s = self._decode_step_s(decodes, context, excess)
 
     def _schedule_chunk(self, request: EngineRequest, tokens: int, chunks: list[tuple[EngineRequest, int]]) -> None:
         chunks.append((request, tokens))
@@ -464,6 +482,7 @@ class Engine:
         prepaid = 0
         decodes = 0
         context = 0
+        longest = 0
         self._skipped = []
         for request in order:
             given = planned.get(request.request_id)
@@ -473,7 +492,9 @@ class Engine:
             elif request.decoding:
                 prepaid += given[1]
                 decodes += 1
-                context += self._computed(request)
+                computed = self._computed(request)
+                context += computed
+                longest = max(longest, computed)
             else:
                 request.footprint.blocks += given[1]
                 self._schedule_chunk(request, given[0], chunks)
@@ -483,7 +504,7 @@ class Engine:
             self._skipped = []
             return False
         self._prepaid_blocks = prepaid
-        self._plan_mixed(decodes, context, chunks)
+        self._plan_mixed(decodes, context, decodes * longest - context if self._skewed else 0, chunks)
         return True
 
     def _computed(self, request: EngineRequest) -> int:
@@ -528,6 +549,12 @@ class Engine:
         self._decodes += 1
         self._context += computed
         self._phases[(computed - self._step) % self._block] += 1
+        if self._skewed:
+            longest = self._longest
+            if len(longest) > 4 * self._slots + 64:  # those who left sink in it: keep it as small as the batch
+                self._longest = longest = [entry for entry in longest if self._is_current(entry)]
+                heapify(longest)
+            heappush(longest, (self._step - computed, request.order, request))
         if request.measured:
             self._measured += 1
 

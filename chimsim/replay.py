@@ -32,8 +32,8 @@ from traces import arrivals as arriving
 Oversize = Literal["error", "reject", "clip"]
 Queue = Literal["dispatcher", "engine"]
 SAMPLE_S = 1.0
-COMPLETED, REJECTED = 0, 1
-STATUS = ("completed", "rejected")
+COMPLETED, REJECTED, FAILED = 0, 1, 2
+STATUS = ("completed", "rejected", "failed")
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
@@ -245,10 +245,6 @@ class Replay(ABC):
         """The driver's `State` of an engine."""
 
     @abstractmethod
-    def _now(self) -> float:
-        """Seconds since the run began."""
-
-    @abstractmethod
     def _at(self, instant: float, handler: Callable[[Any], None], value: object) -> None:
         """Call the handler with a `Happening` at that instant, and settle after it."""
 
@@ -289,14 +285,17 @@ class Replay(ABC):
         self._at(self._times[0], self._on_arrival, None)
 
     def _on_arrival(self, event: Happening) -> None:
-        row = self._row
-        source, round_ = self._order[row]
-        workflow_id = f"{source.workflow_id}#{round_ + 1}" if round_ else source.workflow_id
-        self._arrived.append(Job(row, source, workflow_id, self._now(), row >= self._warmup))
-        self._workflow_ids.append(workflow_id)
-        self._row = row = row + 1
-        if row < len(self._order):
-            self._at(self._times[row], self._on_arrival, None)
+        times, arrived_at = self._times, self._times[self._row]
+        # All of one instant at once: a driver may settle between two timers.
+        while self._row < len(self._order) and times[self._row] == arrived_at:
+            row = self._row
+            source, round_ = self._order[row]
+            workflow_id = f"{source.workflow_id}#{round_ + 1}" if round_ else source.workflow_id
+            self._arrived.append(Job(row, source, workflow_id, arrived_at, row >= self._warmup))
+            self._workflow_ids.append(workflow_id)
+            self._row = row + 1
+        if self._row < len(self._order):
+            self._at(times[self._row], self._on_arrival, None)
 
     def _on_ready(self, event: Happening) -> None:
         self._ready.append(event.value)
@@ -314,9 +313,13 @@ class Replay(ABC):
 
     def _settle(self, now: float) -> None:
         self._engines_ended(now)
-        for job in self._woken:
-            self._stage_ready(now, job)
-        self._woken.clear()
+        woken = self._woken
+        if woken:
+            if len(woken) > 1:
+                woken.sort(key=_row)
+            for job in woken:
+                self._stage_ready(now, job)
+            woken.clear()
         for job in self._arrived:
             self._stage_ready(now, job)
         self._arrived.clear()
@@ -387,7 +390,7 @@ class Replay(ABC):
             if self._oversize == "error":
                 raise ChimsimError(oversize_message(job.workflow_id, job.stage, stage, spec))
             if self._oversize == "reject" or room < 1:
-                self._reject(now, call)
+                self._abandon(now, call, REJECTED)
                 return
             output_tokens = room
         call.output_tokens = output_tokens
@@ -487,14 +490,15 @@ class Replay(ABC):
         else:
             self._stage_ready(now, job)
 
-    def _reject(self, now: float, call: Call) -> None:
+    def _abandon(self, now: float, call: Call, status: int) -> None:
+        """The call gets no answer, and its workflow ends there."""
         outcome = self._dispatcher.complete(now, call.request_id, 0, "failed", last=True)
         del self._calls[call.request_id]
         call.output_tokens = 0
         self._prepare(call)
         call.request.admitted_at = nan
-        self._record(call, outcome, nan, nan, REJECTED)
-        self._finish(now, call.job, REJECTED)
+        self._record(call, outcome, nan, nan, status)
+        self._finish(now, call.job, status)
 
     def _record(self, call: Call, outcome: Outcome, first_token_at: float, now: float, status: int) -> None:
         job = call.job
@@ -591,3 +595,7 @@ def index_of(state: State) -> int:
 
 def _number(call: Call) -> int:
     return call.request_id
+
+
+def _row(job: Job) -> int:
+    return job.row

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from chimsim.errors import ChimsimError
 from chimsim.records import RunResult
 
-FORMAT = 1
+FORMAT = 2
 """Counts up when the meaning of a cell's files changes, so that cells of two formats never mix."""
 
 TABLES = ("requests", "workflows", "engines", "timeline", "itl")

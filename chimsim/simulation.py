@@ -135,9 +135,6 @@ class _Simulation(Replay):
     def _state_of(self, index: int, spec: EngineSpec) -> _Engine:
         return _Engine(index, spec, self._engine_class(spec))
 
-    def _now(self) -> float:
-        return float(self._env.now)
-
     def _at(self, instant: float, handler: Callable[[Any], None], value: object) -> None:
         event = Event(self._env)
         event._ok = True

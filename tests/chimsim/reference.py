@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from chimsim.config import EngineSpec
 from chimsim.engine import EngineRequest
 from chimsim.histogram import LogHistogram
+from chimsim.kvcache import Footprint
 from chimsim.ticks import exact
 
 
@@ -60,6 +61,12 @@ class BlockCache:
         block.uses = 1
         return block
 
+    def call_all(self, blocks: list[Block], names: list[Hashable]) -> None:
+        """Name filled blocks, as many as there are names for."""
+        if self.caching:
+            for block, name in zip(blocks, names, strict=False):
+                self.call(block, name)
+
     def call(self, block: Block, name: Hashable) -> None:
         """Name a filled block. Of a shared one the first copy counts, of a workflow's own the newest."""
         if block.name == name:
@@ -77,6 +84,22 @@ class BlockCache:
             block.uses -= 1
             if not block.uses:
                 self.free_list.append(block)
+
+
+def block_names(footprint: Footprint, known_tokens: int, block_tokens: int) -> list[Hashable]:
+    """The names of the whole blocks of what is known: shared ones first, then the workflow's own.
+
+    A block of the workflow's own is named after the stage that wrote it first: it is this stage's unless every
+    stage since then kept all of its tokens.
+    """
+    shared: list[Hashable] = [("shared", key, index) for key, count in footprint.shared for index in range(count)]
+    names = list(shared)
+    for index in range(len(shared), known_tokens // block_tokens):
+        origin = footprint.stage
+        while origin > 0 and footprint.reused_tokens[origin] >= (index + 1) * block_tokens:
+            origin -= 1
+        names.append(("own", footprint.owner, origin, len(shared), index))
+    return names
 
 
 class Job:
@@ -124,20 +147,7 @@ class ReferenceEngine:
         return 1.0 - self.kv.free / self.kv.num_blocks
 
     def names(self, job: Job) -> list[Hashable]:
-        """The names of the whole blocks of what is known: shared ones first, then the workflow's own.
-
-        A block of the workflow's own is named after the stage that wrote it first: it is this stage's unless every
-        stage since then kept all of its tokens.
-        """
-        footprint = job.request.footprint
-        shared: list[Hashable] = [("shared", key, index) for key, count in footprint.shared for index in range(count)]
-        names = shared
-        for index in range(len(shared), job.known // self.spec.block_tokens):
-            origin = footprint.stage
-            while origin > 0 and footprint.reused_tokens[origin] >= (index + 1) * self.spec.block_tokens:
-                origin -= 1
-            names.append(("own", footprint.owner, origin, len(shared), index))
-        return names
+        return block_names(job.request.footprint, job.known, self.spec.block_tokens)
 
     def submit(self, request: EngineRequest) -> bool:
         self.arrivals += 1
@@ -174,14 +184,7 @@ class ReferenceEngine:
         job.computed = 0
 
     def name_blocks(self, job: Job, tokens: int) -> None:
-        if not self.kv.caching:
-            return
-        full = tokens // self.spec.block_tokens
-        for block, name in zip(job.blocks[:full], self.names(job), strict=False):
-            self.kv.call(block, name)
-
-    def check_after(self, request: EngineRequest, tokens: int) -> None:
-        request.check_at = request.produced + tokens if tokens else 0
+        self.kv.call_all(job.blocks[: tokens // self.spec.block_tokens], self.names(job))
 
     def cut(self, now: float) -> float:
         return self.end_at
@@ -194,12 +197,14 @@ class ReferenceEngine:
             pass
         decodes = [j for j in self.running_jobs if j.scheduled and j.request.decoding]
         chunks = [(j.scheduled, j.computed) for j in self.running_jobs if j.scheduled and not j.request.decoding]
+        n = len(decodes)
         context = sum(j.computed for j in decodes)
+        excess = n * max((j.computed for j in decodes), default=0) - context
         profile = self.spec.profile
         if chunks:
-            duration_s = exact(profile.mixed_step_s(len(decodes), context, chunks))
+            duration_s = exact(profile.mixed_step_s(n, context, chunks, excess))
         else:
-            duration_s = exact(profile.decode_constant_s(len(decodes))) + exact(profile.decode_slope_s()) * context
+            duration_s = exact(profile.decode_constant_s(n, excess)) + exact(profile.decode_slope_s(n)) * context
         self.end_at = now + duration_s
         self.max_running = max(self.max_running, len(self.running_jobs))
         return self.end_at
