@@ -106,11 +106,6 @@ class Dispatcher:
         self._cluster: ClusterView = ()
         self._stale = True
 
-    @property
-    def in_flight(self) -> int:
-        """Requests dispatched and not completed."""
-        return len(self._requests)
-
     def cluster(self) -> ClusterView:
         """The engines as a policy sees them at this instant."""
         if self._stale:
@@ -182,7 +177,10 @@ class Dispatcher:
         return state.inside[-1][1]
 
     def leave(self, now: float, request_id: int, output_tokens: int) -> None:
-        """A request gave up its slot with ``output_tokens`` so far, and waits again at its standing."""
+        """A request gave up its slot with ``output_tokens`` so far, and waits again at its standing.
+
+        A check that those tokens made due is told to `progress` before.
+        """
         request = self._requests[request_id]
         self._count_tokens(request, output_tokens)
         self._release_slot(now, request)

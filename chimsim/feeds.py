@@ -132,8 +132,14 @@ def make_cluster(
 
 
 def in_engine(cluster: Cluster) -> Cluster:
-    """The same engines with vLLM's priority scheduling, without which their own queue ignores a policy."""
-    return replace(cluster, engines=tuple(replace(engine, scheduling="priority") for engine in cluster.engines))
+    """The same engines with vLLM's priority scheduling, without which their own queue ignores a policy.
+
+    Slots are the dispatcher's; an engine that queues itself keeps to as many with ``max_num_seqs``.
+    """
+    engines = (
+        replace(engine, scheduling="priority", max_num_seqs=engine.max_batch_size) for engine in cluster.engines
+    )
+    return replace(cluster, engines=tuple(engines))
 
 
 def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
@@ -147,12 +153,16 @@ def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
                     f"trace {trace.name}: workflow {workflow.workflow_id} has no run of {model}, which "
                     f"{cluster.name} needs (every workflow has: {has})"
                 )
-    if spec.oversize != "error":
-        return
     for engine in cluster.engines:
         for workflow in trace.workflows:
             for index, stage in enumerate(workflow.runs[engine.model].stages):
-                if fit(engine, stage.prompt_tokens, stage.output_tokens) < stage.output_tokens:
+                if stage.hash_ids and stage.hash_block_tokens % engine.block_tokens:
+                    raise ChimsimError(
+                        f"trace {trace.name}: workflow {workflow.workflow_id}, stage {index}: hash_block_tokens is "
+                        f"{stage.hash_block_tokens}; expected a multiple of the {engine.block_tokens} tokens of a KV "
+                        f"block of engine {engine.name}"
+                    )
+                if spec.oversize == "error" and fit(engine, stage.prompt_tokens, stage.output_tokens) < stage.output_tokens:
                     raise ChimsimError(
                         f"trace {trace.name}: {oversize_message(workflow.workflow_id, index, stage, engine)}"
                     )

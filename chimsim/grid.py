@@ -150,7 +150,12 @@ def _cell(
     policy = make_policy(entry.policy, knobs, seed)
     queue, look_ahead = str(axes["queue"]), int(axes["look_ahead"] or 0)
     if queue == "engine":
-        cluster = in_engine(cluster)
+        if policy.preemptive:
+            raise ChimsimError(
+                f"policy {entry.label} takes slots back, which an engine's own queue cannot; use --queue dispatcher"
+            )
+        # Everything is handed over at once, so that there is nothing to look ahead to.
+        cluster, look_ahead = in_engine(cluster), 0
     arrivals = _arrival_kind(spec)
     config: dict[str, Any] = {
         "format": FORMAT,

@@ -12,7 +12,10 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
 SharedRun = tuple[Hashable, int]
-"""(content id, whole blocks of it): a stretch of a prompt that requests of any workflow may share."""
+"""(content id, whole blocks of it): a stretch of a prompt that requests of any workflow may share.
+
+An id stands for what comes before it, too, as a hash of a prefix does: it never follows different ids.
+"""
 
 
 class Footprint:

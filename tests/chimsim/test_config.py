@@ -12,7 +12,7 @@ import pytest
 
 import chimsim.config
 from calibration.profile import PROFILES
-from chimsim.config import Cluster, EngineSpec, combo_cluster, combo_models, load_cluster
+from chimsim.config import Cluster, EngineSpec, combo_cluster, combo_models, engines_by_combo, load_cluster
 from chimsim.errors import ChimsimError, near
 
 Write = Callable[[str], Path]
@@ -70,6 +70,34 @@ def test_several_engines_of_a_model_are_numbered(counts: dict[str, int]) -> None
     assert cluster.models == ("Qwen2.5-1.5B", "Qwen2.5-7B")
     assert cluster.name == "qwen1.5b+7bx2"
     assert combo_cluster("qwen1.5b+7bx2") == cluster
+
+
+def test_engine_counts_go_to_the_combinations_that_have_the_model() -> None:
+    combos = ["qwen1.5b+7b", "qwen14b"]
+    assert engines_by_combo(combos, {"qwen7b": 2, "Qwen2.5-14B": 3}) == {
+        "qwen1.5b+7b": {"Qwen2.5-7B": 2},
+        "qwen14b": {"Qwen2.5-14B": 3},
+    }
+    assert engines_by_combo(combos, {}) == {"qwen1.5b+7b": {}, "qwen14b": {}}
+
+
+@pytest.mark.parametrize(
+    ("combos", "counts", "message"),
+    [
+        (
+            ["qwen1.5b+7b", "qwen14b"],
+            {"qwen3b": 2},
+            r"all combinations: engines of 'qwen3b', but the models are Qwen2\.5-1\.5B, Qwen2\.5-14B, Qwen2\.5-7B",
+        ),
+        (["qwen1.5b+7b", "qwen14b"], {"qwen77b": 2}, r"'qwen77b', .*did you mean 'qwen7b'\?"),
+        (["qwen7b"], {"qwen3b": 2}, r"qwen7b: engines of 'qwen3b', but the models are Qwen2\.5-7B"),
+        (["qwen7b", "qwen14b"], {"qwen7b": 2, "Qwen2.5-7B": 3}, r"engines of Qwen2\.5-7B are given twice"),
+        (["qwen7b", "qwn14b"], {"qwen7b": 2}, r"'qwn14b': .*did you mean 'qwen14b'\?"),
+    ],
+)
+def test_engine_counts_for_no_combination_are_refused(combos: list[str], counts: dict[str, int], message: str) -> None:
+    with pytest.raises(ChimsimError, match=message):
+        engines_by_combo(combos, counts)
 
 
 def test_settings_of_a_combination() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from chimsim import sweep
 from chimsim.errors import ChimsimError
+from chimsim.grid import plan
 from chimsim.results import Results, json_bytes
 from chimsim.spec import read_spec, spec_from
 from chimsim.sweeps import cells, run_sweep
@@ -216,6 +217,21 @@ def test_a_policy_table_sets_its_own_knobs_label_and_predictor(trace: str) -> No
         ("mlfq, skip-join", None, None),
     ]
     assert "skip_join=True" in found[-1].config["policy"]
+
+
+def test_engine_counts_go_to_the_combinations_that_have_the_model(trace: str) -> None:
+    keys = BASE | {"trace": trace, "combo": ["qwen1.5b+7b", "qwen1.5b"], "engines": {"qwen7b": 2}}
+    found, manifest = plan(spec_from(keys))
+    engines = [(cell.axes["combo"], [engine.name for engine in cell.cluster.engines]) for cell in found]
+    assert engines == [
+        ("qwen1.5b+7b", ["Qwen2.5-1.5B", "Qwen2.5-7B/0", "Qwen2.5-7B/1"]),
+        ("qwen1.5b", ["Qwen2.5-1.5B"]),
+    ]
+    assert [cluster["name"] for cluster in manifest["clusters"].values()] == ["qwen1.5b+7bx2", "qwen1.5b"]
+    with pytest.raises(
+        ChimsimError, match=r"all combinations: engines of 'qwen14b', but the models are Qwen2\.5-1\.5B"
+    ):
+        plan(spec_from(keys | {"engines": {"qwen7b": 2, "qwen14b": 3}}))
 
 
 def test_policies_of_a_sweep_see_the_same_arrivals(trace: str) -> None:

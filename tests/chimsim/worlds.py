@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 from hypothesis import strategies as st
@@ -112,7 +113,11 @@ class TrueLengths:
 
 @st.composite
 def chains(draw: st.DrawFn, max_output: int = 60) -> tuple[Stage, ...]:
-    """One to three stages; each may share a system prompt, reuse some of the stage before, or start over."""
+    """One to three stages; each may share a system prompt, reuse some of the stage before, or start over.
+
+    The prompts of some chains are named by content in hash blocks, as in Mooncake's traces.
+    """
+    hash_block_tokens = draw(st.sampled_from([None, None, 32, 48]))
     stages: list[Stage] = []
     for index in range(draw(st.integers(1, 3))):
         shared = None
@@ -125,11 +130,28 @@ def chains(draw: st.DrawFn, max_output: int = 60) -> tuple[Stage, ...]:
         reused = 0
         if stages and stages[-1].shared_prefix == shared:
             reused = draw(st.one_of(st.just(min(before, prompt)), st.integers(0, min(before, prompt))))
-        delay_s = draw(st.sampled_from([0.0, 0.0, 0.3]))
-        stages.append(
-            Stage(f"s{index}", prompt, draw(st.integers(1, max_output)), reused, delay_s, shared_prefix=shared)
-        )
+        stage = Stage(
+            f"s{index}", prompt, draw(st.integers(1, max_output)), reused, draw(st.sampled_from([0.0, 0.0, 0.3])),
+            shared_prefix=shared,
+        )  # fmt: skip
+        if hash_block_tokens is not None:
+            hash_ids = draw(content_ids(prompt, hash_block_tokens, stages[-1].hash_ids if stages else ()))
+            stage = replace(stage, hash_ids=hash_ids, hash_block_tokens=hash_block_tokens)
+        stages.append(stage)
     return tuple(stages)
+
+
+@st.composite
+def content_ids(draw: st.DrawFn, tokens: int, block_tokens: int, before: Sequence[int] = ()) -> tuple[int, ...]:
+    """Ids for all blocks of a prompt, of which some leading ones are those of the stage ``before``.
+
+    An id stands for its block and all before it, as in Mooncake's traces, so that it never follows different ones.
+    """
+    count = -(-tokens // block_tokens)
+    ids = list(before[: draw(st.integers(0, count))])
+    while len(ids) < count:
+        ids.append(2 * (ids[-1] if ids else block_tokens) + draw(st.integers(0, 1)))
+    return tuple(ids)
 
 
 @st.composite
