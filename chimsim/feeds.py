@@ -136,9 +136,7 @@ def in_engine(cluster: Cluster) -> Cluster:
 
     Slots are the dispatcher's; an engine that queues itself keeps to as many with ``max_num_seqs``.
     """
-    engines = (
-        replace(engine, scheduling="priority", max_num_seqs=engine.max_batch_size) for engine in cluster.engines
-    )
+    engines = (replace(engine, scheduling="priority", max_num_seqs=engine.max_batch_size) for engine in cluster.engines)
     return replace(cluster, engines=tuple(engines))
 
 
@@ -162,7 +160,8 @@ def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
                         f"{stage.hash_block_tokens}; expected a multiple of the {engine.block_tokens} tokens of a KV "
                         f"block of engine {engine.name}"
                     )
-                if spec.oversize == "error" and fit(engine, stage.prompt_tokens, stage.output_tokens) < stage.output_tokens:
+                room = fit(engine, stage.prompt_tokens, stage.output_tokens)
+                if spec.oversize == "error" and room < stage.output_tokens:
                     raise ChimsimError(
                         f"trace {trace.name}: {oversize_message(workflow.workflow_id, index, stage, engine)}"
                     )
