@@ -1,4 +1,4 @@
-"""The `chimsim trace` commands: describe, validate, import and generate traces.
+"""The `chimsim trace` commands: describe, validate, import, generate and scale traces.
 
 Tables and JSON go to stdout, remarks to stderr. Wrong input raises `traces.TraceError`, which the caller
 reports.
@@ -20,11 +20,12 @@ from traces.describe import ModelSummary, arrival_rate, summarize
 from traces.files import trace_suffix
 from traces.parameters import LAYOUTS, load_parameters
 from traces.readers import READERS, import_trace
+from traces.scale import scaled
 from traces.schema import near
 from traces.synthetic import generate
 
 trace_app = typer.Typer(
-    help="Describe, check, import and generate traces.", no_args_is_help=True, rich_markup_mode=None
+    help="Describe, check, import, generate and scale traces.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _LACKS = {
@@ -140,6 +141,26 @@ def generate_(
     made: Trace = generate(parameters, seed, workflows)
     write_trace(made, out)
     typer.echo(f"{out}: {len(made.workflows)} workflows, {parameters.layout}, sha256 {made.digest}")
+
+
+@trace_app.command()
+def scale(
+    trace: Annotated[str, typer.Argument(help="A shipped trace or a trace file.")],
+    lengths: Annotated[float, typer.Option("--lengths", help="Factor for all lengths in tokens: 0.1")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
+    max_output: Annotated[int | None, typer.Option("--max-output", help="Cut outputs at so many tokens.")] = None,
+    workflows: Annotated[int | None, typer.Option("--workflows", help="Only so many from the front.")] = None,
+) -> None:
+    """Make the calls of a trace shorter or longer, for small engines and rehearsals.
+
+    Example: chimsim trace scale apps --lengths 0.1 --max-output 128 --workflows 300 -o small.jsonl.gz
+    """
+    trace_suffix(out)
+    loaded = load_trace(trace)
+    kept = loaded.workflows if workflows is None else loaded.workflows[: max(workflows, 1)]
+    made = scaled(replace(loaded, workflows=kept), lengths, max_output)
+    write_trace(made, out)
+    typer.echo(f"{out}: {len(made.workflows)} workflows, lengths x {lengths:g}, models {', '.join(made.models)}")
 
 
 def _table(summaries: list[ModelSummary]) -> Table:
