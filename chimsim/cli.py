@@ -31,14 +31,57 @@ import chimsim
 import policies as policies_package
 import traces
 from calibration.profile import ProfileError
+from calibration.rows import TrainingError
+from calibration.saved import ModelError
 from chimsim.calibrate_cli import calibrate_app
 from chimsim.errors import ChimsimError
+from chimsim.feeds import training_overlap
 from chimsim.grid import Cell, plan
+from chimsim.live_run_cli import live_command
+from chimsim.mock_cli import mock_engine_command
+from chimsim.options import (
+    AheadOpt,
+    ArrivalsOpt,
+    BurstOpt,
+    ClusterOpt,
+    ComboOpt,
+    DeltaOpt,
+    EnginesOpt,
+    GoodputOpt,
+    KnobOpt,
+    LengthOpt,
+    LengthPredictorOpt,
+    MapOpt,
+    OversizeOpt,
+    PolicyOpt,
+    PredictorSOpt,
+    QueueOpt,
+    RankOpt,
+    RouterOpt,
+    RouterSOpt,
+    RpsOpt,
+    SeedOpt,
+    SeedsOpt,
+    SeqsOpt,
+    SlotsOpt,
+    SpecFile,
+    SplitOpt,
+    TauOpt,
+    TraceOpt,
+    WarmupOpt,
+    WorkersOpt,
+    WorkflowsOpt,
+    command_line,
+    given_options,
+    note,
+    resolve,
+)
 from chimsim.plots import FORMATS, KINDS, LATENCIES, draw
+from chimsim.predictor_cli import predictor_app
 from chimsim.profiles_cli import profiles_command
 from chimsim.report import run_tables, summary_table, warnings
 from chimsim.results import Results, ordered_json_bytes
-from chimsim.spec import Spec, read_spec, spec_from
+from chimsim.router_cli import router_app
 from chimsim.sweeps import Interrupted, run_cell, run_sweep
 from chimsim.trace_cli import trace_app
 from chimsim.validate_cli import validate_command
@@ -55,47 +98,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 app.add_typer(trace_app, name="trace")
+app.add_typer(predictor_app, name="predictor")
+app.add_typer(router_app, name="router")
 app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("validate")(validate_command)
-
-SpecFile = Annotated[Path | None, typer.Argument(metavar="SPEC.toml", help="Spec file; options override it.")]
-TraceOpt = Annotated[str | None, typer.Option("--trace", help="Shipped traces or trace files: apps,maths,my.jsonl")]
-ComboOpt = Annotated[str | None, typer.Option("--combo", help="Clusters of one engine a model: qwen1.5b+7b,...")]
-ClusterOpt = Annotated[str | None, typer.Option("--cluster", help="Cluster TOML files.")]
-PolicyOpt = Annotated[str | None, typer.Option("--policy", help="fcfs,sjf,..., my_file.py:MyPolicy")]
-RpsOpt = Annotated[str | None, typer.Option("--rps", help="Arrival rates, workflows per second.")]
-TauOpt = Annotated[str | None, typer.Option("--tau", help="Latency slack of policies that have it: 0,0.5,inf")]
-DeltaOpt = Annotated[str | None, typer.Option("--delta-s", help="Smallest gain in confidence worth a switch.")]
-KnobOpt = Annotated[list[str] | None, typer.Option("--knob", help="Any other knob: name=v1,v2 (repeatable).")]
-SeedsOpt = Annotated[str | None, typer.Option("--seeds", help="How many seeds (3: 0,1,2), or a list: 5,7")]
-SeedOpt = Annotated[int | None, typer.Option("--seed", help="The run's seed.")]
-WorkflowsOpt = Annotated[
-    str | None, typer.Option("--workflows", "--limit", help="Workflows a run (default: the whole trace).")
-]
-WarmupOpt = Annotated[str | None, typer.Option("--warmup", help="First workflows left out of the metrics.")]
-BurstOpt = Annotated[str | None, typer.Option("--burstiness", help="1 is Poisson, smaller is burstier (gamma).")]
-ArrivalsOpt = Annotated[
-    str | None, typer.Option("--arrivals", help="poisson, recorded, or a trace to borrow them from.")
-]
-RouterOpt = Annotated[str | None, typer.Option("--router", help="Confidence: trace, oracle or none (constant).")]
-MapOpt = Annotated[str | None, typer.Option("--router-map", help="Noisy routers of this average precision.")]
-LengthOpt = Annotated[
-    str | None,
-    typer.Option("--length-error", help="Kendall distance of predicted lengths: 0 true, 0.5 random."),
-]
-RouterSOpt = Annotated[str | None, typer.Option("--router-s", help="Router seconds on a workflow's first call.")]
-PredictorSOpt = Annotated[str | None, typer.Option("--predictor-s", help="Length predictor seconds on each call.")]
-QueueOpt = Annotated[str | None, typer.Option("--queue", help="Where calls wait: dispatcher or engine.")]
-AheadOpt = Annotated[str | None, typer.Option("--look-ahead", help="Calls inside the engine beyond its slots.")]
-OversizeOpt = Annotated[
-    str | None, typer.Option("--oversize", help="A call that can never fit: error, reject or clip.")
-]
-SlotsOpt = Annotated[str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")]
-EnginesOpt = Annotated[str | None, typer.Option("--engines", help="Engines of a model: qwen7b=2,...")]
-SeqsOpt = Annotated[str | None, typer.Option("--max-num-seqs", help="vLLM's max_num_seqs of every engine.")]
-GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits in ms: ttft=500,tpot=50,e2el=9000")]
-WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
+app.command("live")(live_command)
+app.command("mock-engine")(mock_engine_command)
 
 
 @app.command()
@@ -116,12 +125,15 @@ def sweep(
     arrivals: ArrivalsOpt = None,
     router: RouterOpt = None,
     router_map: MapOpt = None,
+    length_predictor: LengthPredictorOpt = None,
     length_error: LengthOpt = None,
+    rank_predictor: RankOpt = None,
     router_s: RouterSOpt = None,
     predictor_s: PredictorSOpt = None,
     queue: QueueOpt = None,
     look_ahead: AheadOpt = None,
     oversize: OversizeOpt = None,
+    split: SplitOpt = None,
     slots: SlotsOpt = None,
     engines: EnginesOpt = None,
     max_num_seqs: SeqsOpt = None,
@@ -142,24 +154,23 @@ def sweep(
     Comma lists multiply; parameters that a policy does not have do not multiply its cells. Interrupted or
     killed, the same command goes on where it stopped.
     """
-    options = _options(locals())
-    resolved = _resolve(spec, options)
+    options = given_options(locals())
+    resolved = resolve(spec, options)
     planned = plan(resolved)
     if dry_run:
         _print_grid(planned[0])
         return
     if out is None:
         raise ChimsimError("--out is missing: the folder for the results, say --out results/first")
-    for warning in dict.fromkeys(w for cell in planned[0] for w in cell.cluster.warnings):
-        _note(f"warning: {warning}")
+    _warn(planned[0])
     with _progress() as report:
         results = run_sweep(
-            resolved, out, workers=resolved.workers, progress=report, command=_command(), planned=planned
+            resolved, out, workers=resolved.workers, progress=report, command=command_line(), planned=planned
         )
     summary = results.summary
     typer.echo(summary_table(summary))
     for warning in warnings(summary):
-        _note(f"warning: {warning}")
+        note(f"warning: {warning}")
     files = [out / "summary.csv"]
     if figures:
         files += draw(results, ("frontier", "queue"))
@@ -184,12 +195,15 @@ def run(
     arrivals: ArrivalsOpt = None,
     router: RouterOpt = None,
     router_map: MapOpt = None,
+    length_predictor: LengthPredictorOpt = None,
     length_error: LengthOpt = None,
+    rank_predictor: RankOpt = None,
     router_s: RouterSOpt = None,
     predictor_s: PredictorSOpt = None,
     queue: QueueOpt = None,
     look_ahead: AheadOpt = None,
     oversize: OversizeOpt = None,
+    split: SplitOpt = None,
     slots: SlotsOpt = None,
     engines: EnginesOpt = None,
     max_num_seqs: SeqsOpt = None,
@@ -204,10 +218,10 @@ def run(
     chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --json > run.json
     chimsim run experiments/readme-frontier.toml --policy stjf --rps 12 --seed 1
     """
-    options = _options(locals())
+    options = given_options(locals())
     chosen = options.pop("seed", None)
     options["seeds"] = [chosen] if chosen is not None else [0]
-    resolved = _resolve(spec, options)
+    resolved = resolve(spec, options)
     planned = plan(resolved)
     if len(planned[0]) != 1:
         raise ChimsimError(
@@ -215,8 +229,9 @@ def run(
             "give one value each, or use chimsim sweep"
         )
     cell = planned[0][0]
+    _warn(planned[0])
     if out is not None:
-        results = run_sweep(resolved, out, command=_command(), planned=planned)
+        results = run_sweep(resolved, out, command=command_line(), planned=planned)
         requests, engine_rows = (results.table(cell.name, name) for name in ("requests", "engines"))
         summary = results.cell_summary(cell.name)
     else:
@@ -243,13 +258,13 @@ def plot(
     """
     results = Results(folder)
     if not results.complete:
-        _note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
     kinds = [name.strip() for name in kind.split(",") if name.strip()]
     files = draw(results, kinds, latency=latency, formats=[f.strip() for f in formats.split(",") if f.strip()])
     for path in files:
         typer.echo(str(path))
     if "frontier" in kinds and not any(path.name.startswith("frontier") for path in files):
-        _note("note: no frontier: the trace has no solved labels")
+        note("note: no frontier: the trace has no solved labels")
 
 
 @app.command("policies")
@@ -285,16 +300,12 @@ def _hanging(text: str, indent: int) -> str:
     return textwrap.fill(text.strip(), width=80, initial_indent=lead, subsequent_indent=" " * indent)
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """The spec's keys among a command's parameters."""
-    skip = ("spec", "out", "dry_run", "figures", "as_json")
-    named = {"knob": "knobs"}
-    return {named.get(k, k): v for k, v in given.items() if k not in skip and v not in (None, [])}
-
-
-def _resolve(spec: Path | None, options: dict[str, Any]) -> Spec:
-    base = read_spec(spec) if spec is not None else None
-    return spec_from(options, base, source=str(spec) if spec is not None else "", dashes=True)
+def _warn(cells: list[Cell]) -> None:
+    """What is allowed but seldom meant: on stderr, once each."""
+    found = [warning for cell in cells for warning in cell.cluster.warnings]
+    found += [text for feed, name in {(c.feed, c.trace): None for c in cells} if (text := training_overlap(feed, name))]
+    for warning in dict.fromkeys(found):
+        note(f"warning: {warning}")
 
 
 def _varying(cells: list[Cell]) -> str:
@@ -346,14 +357,6 @@ def _progress() -> Iterator[Any]:
         yield report
 
 
-def _note(text: str) -> None:
-    typer.echo(f"chimsim: {text}", err=True)
-
-
-def _command() -> list[str]:
-    return ["chimsim", *sys.argv[1:]]
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"chimsim {chimsim.__version__}")
@@ -397,7 +400,7 @@ def main() -> None:
         # whoever read our output has seen enough; the interpreter must not try to flush it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
-    except (ChimsimError, TraceError, PolicyError, ProfileError) as error:
+    except (ChimsimError, TraceError, PolicyError, ProfileError, TrainingError, ModelError) as error:
         code = _fail(str(error), 2)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -24,6 +24,19 @@ _COUNTED = re.compile(r"(.+b)x(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where a running engine answers, for live runs; the simulator never looks at it.
+
+    ``api_key_env`` names the environment variable that holds its key, ``launch`` is the command that starts it.
+    """
+
+    url: str
+    served_model: str
+    api_key_env: str = ""
+    launch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """One engine as it is started: a model, its profile, and vLLM's settings.
 
@@ -42,6 +55,7 @@ class EngineSpec:
     block_tokens: int = 16
     scheduling: Scheduling = "fcfs"
     prefix_caching: bool = True
+    address: Address | None = None
 
     def __post_init__(self) -> None:
         for field in (
@@ -109,7 +123,7 @@ class EngineSpec:
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON; the profile by its digest."""
+        """Ready for JSON; the profile by its digest, the address left out: it changes no result."""
         profile = self.profile
         return {
             "name": self.name,
@@ -250,7 +264,8 @@ def load_cluster(
 
 _ENGINE_KEYS = (
     "model", "profile", "gpu", "count", "name", "max_batch_size", "max_num_seqs", "max_num_batched_tokens",
-    "num_kv_tokens", "max_model_len", "tensor_parallel", "prefix_caching", "scheduling",
+    "num_kv_tokens", "max_model_len", "tensor_parallel", "prefix_caching", "scheduling", "url", "served_model",
+    "api_key_env", "launch",
 )  # fmt: skip
 
 
@@ -285,8 +300,10 @@ def _read_cluster(path: Path, slots: int | Mapping[str, int] | None, given: Mapp
     specs = []
     for entry in entries:
         own = names[entry.model] if entry.name is None else iter(_numbered(entry.name, entry.count))
-        for _ in range(entry.count):
+        for number in range(entry.count):
             settings = {**entry.settings, **given}
+            if entry.addresses:
+                settings["address"] = entry.addresses[number]
             if entry.model in by_model:
                 settings["max_batch_size"] = by_model[entry.model]
             try:
@@ -309,11 +326,12 @@ class _Entry:
     count: int
     profile: EngineProfile
     settings: Mapping[str, Any]
+    addresses: tuple[Address, ...] = ()
 
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str, path: Path) -> _Entry:
         _only(table, _ENGINE_KEYS, where)
-        for key in ("model", "profile", "gpu", "name", "scheduling"):
+        for key in ("model", "profile", "gpu", "name", "scheduling", "served_model", "api_key_env", "launch"):
             if key in table and (not isinstance(table[key], str) or not table[key].strip()):
                 raise ChimsimError(f"{where}: {key} is {table[key]!r}; expected a name in quotes")
         if "model" not in table and "profile" not in table:
@@ -343,7 +361,25 @@ class _Entry:
         if "profile" in table and "model" in table:
             model = _canonical(table["model"])
         count = _at_least_one(table.get("count", 1), f"{where}: count")
-        return cls(where, model, table.get("name"), count, profile, settings)
+        addresses = _addresses(table, where, model, count)
+        return cls(where, model, table.get("name"), count, profile, settings, addresses)
+
+
+def _addresses(table: Mapping[str, Any], where: str, model: str, count: int) -> tuple[Address, ...]:
+    """Of each of the entry's engines, where it says so: one URL, or a list of as many as there are engines."""
+    if "url" not in table:
+        for key in ("served_model", "api_key_env", "launch"):
+            if key in table:
+                raise ChimsimError(f'{where}: has {key} but no url; expected url = "http://host:port"')
+        return ()
+    urls = table["url"] if isinstance(table["url"], list) else [table["url"]]
+    for url in urls:
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise ChimsimError(f"{where}: url is {url!r}; expected http://host:port")
+    if len(urls) != count:
+        raise ChimsimError(f"{where}: {len(urls)} urls for {count} engines; expected as many")
+    rest = (table.get("served_model", model), table.get("api_key_env", ""), table.get("launch", ""))
+    return tuple(Address(url, *rest) for url in urls)
 
 
 def _profile(named: str, path: Path) -> EngineProfile:
@@ -364,6 +400,7 @@ def _engine(
     max_model_len: int | None = None,
     prefix_caching: bool = True,
     scheduling: Scheduling = "fcfs",
+    address: Address | None = None,
 ) -> EngineSpec:
     """The profile's defaults where nothing is stated; unstated slots follow memory and ``max_num_seqs``."""
     seqs = profile.max_num_seqs if max_num_seqs is None else max_num_seqs
@@ -385,6 +422,7 @@ def _engine(
         block_tokens=profile.block_tokens,
         scheduling=scheduling,
         prefix_caching=prefix_caching,
+        address=address,
     )
 
 

@@ -5,6 +5,7 @@ It loads and checks; it neither decides what the grid is nor simulates.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,31 +18,88 @@ import numpy.typing as npt
 from chimsim.config import Cluster, combo_cluster, load_cluster
 from chimsim.errors import ChimsimError, near
 from chimsim.idle import fit, oversize_message
+from chimsim.learned import LearnedPredictor, cost_s, manifest_of
 from chimsim.predictors import Predictor, build_predictor
-from chimsim.spec import Scalar, Spec
+from chimsim.spec import ROUTERS, Scalar, Spec
 from traces import Trace, arrivals, load_trace
 
-trace_named = lru_cache(maxsize=8)(load_trace)
-"""`traces.load_trace`, remembering the last few: a sweep reads each file once a process."""
+QRF = "qrf:"
+"""Before the folder of a length model, among the length predictors."""
+HELD_OUT = "\n"
+"""Between a trace's name and the folders of models: the part of the trace that none of them was trained on."""
+
+
+@lru_cache(maxsize=8)
+def trace_named(name: str) -> Trace:
+    """`traces.load_trace`, remembering the last few: a sweep reads each file once a process.
+
+    Behind `HELD_OUT` may stand folders of saved models, which leaves what they were not trained on.
+    """
+    base, *folders = name.split(HELD_OUT)
+    trace = load_trace(base)
+    if not folders:
+        return trace
+    held_out = frozenset.intersection(*(manifest_of(folder).held_out for folder in folders))
+    workflows = tuple(workflow for workflow in trace.workflows if workflow.workflow_id in held_out)
+    if not workflows:
+        raise ChimsimError(
+            f"split test: {', '.join(folders)} held no workflow of trace {trace.name} back; train with --test-share, "
+            "on this trace"
+        )
+    content = "\0".join([trace.digest, *(workflow.workflow_id for workflow in workflows)])
+    return Trace(trace.name, workflows, hashlib.sha256(content.encode()).hexdigest())
+
+
+def training_overlap(feed: Feed, name: str) -> str | None:
+    """A warning where a trace holds workflows that a saved model was trained on, or None."""
+    ids = {workflow.workflow_id for workflow in trace_named(name).workflows}
+    for folder in feed.folders:
+        seen = len(ids & manifest_of(folder).trained_on)
+        if seen:
+            return (
+                f"{folder} was trained on {seen} of the {len(ids)} workflows it is judged on here: what it predicts "
+                "looks better than it is; use --split test"
+            )
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Feed:
     """What the predictor of a cell is; None where the policy does not read that prediction.
 
-    ``router`` is trace, oracle or none, or a number: the average precision of a noisy router.
+    ``router`` is trace, oracle or none, the folder of a saved router, or a number: the average precision of a noisy
+    one. ``lengths`` is a Kendall distance, or ``qrf:FOLDER`` of a saved length model; ``rank`` a saved rank model's
+    folder, None for the order of the lengths.
     """
 
     router: str | float | None
-    length_error: float | None
+    lengths: str | float | None
+    rank: str | None
     router_s: float
     predictor_s: float
 
+    @property
+    def learned_router(self) -> str | None:
+        """The folder of a saved router."""
+        return self.router if isinstance(self.router, str) and self.router not in ROUTERS else None
+
+    @property
+    def learned_lengths(self) -> str | None:
+        """The folder of a saved length model."""
+        return self.lengths.removeprefix(QRF) if isinstance(self.lengths, str) else None
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The folders of all saved models."""
+        return tuple(f for f in (self.learned_router, self.learned_lengths, self.rank) if f is not None)
+
     def to_dict(self) -> dict[str, Any]:
-        """For the cell's configuration."""
+        """For the cell's configuration; saved models by their content."""
+        router, lengths = self.learned_router, self.learned_lengths
         return {
-            "router": self.router,
-            "length_error": self.length_error,
+            "router": self.router if router is None else manifest_of(router).digest,
+            "length_error": self.lengths if lengths is None else manifest_of(lengths).digest,
+            "rank": None if self.rank is None else manifest_of(self.rank).digest,
             "router_s": self.router_s,
             "predictor_s": self.predictor_s,
         }
@@ -49,25 +107,39 @@ class Feed:
     def axes(self) -> dict[str, Scalar]:
         """The predictor's columns of the summary."""
         noisy = isinstance(self.router, float)
+        lengths = self.learned_lengths
         return {
-            "router": "noisy" if noisy else self.router,
+            "router": "noisy" if noisy else (self.learned_router and Path(self.learned_router).name) or self.router,
             "router_map": self.router if noisy else None,
-            "length_error": self.length_error,
+            "length_predictor": lengths and Path(lengths).name,
+            "length_error": None if lengths is not None else self.lengths,
+            "rank_predictor": self.rank and Path(self.rank).name,
             "router_s": self.router_s,
             "predictor_s": self.predictor_s,
         }
 
 
 def feed_for(axes: Mapping[str, Scalar], auto: str) -> Feed:
-    """The predictor of these axes; ``auto`` is the router where none was chosen."""
+    """The predictor of these axes; ``auto`` is the router where none was chosen.
+
+    Overheads that are not set are what the saved models' folders say they cost; nothing without models.
+    """
     router = auto if axes["router"] == "auto" else axes["router"]
-    length_error = axes["length_error"]
-    return Feed(
+    lengths = axes["lengths"]
+    rank = None if axes["rank_predictor"] in (None, "oracle") else str(axes["rank_predictor"])
+    feed = Feed(
         router=router if router is None or isinstance(router, str) else float(router),
-        length_error=None if length_error is None else float(length_error),
-        router_s=float(axes["router_s"] or 0.0),
-        predictor_s=float(axes["predictor_s"] or 0.0),
+        lengths=lengths if lengths is None or isinstance(lengths, str) else float(lengths),
+        rank=rank,
+        router_s=0.0,
+        predictor_s=0.0,
     )
+    router_s, predictor_s = axes["router_s"], axes["predictor_s"]
+    if router_s is None:
+        router_s = cost_s(feed.learned_router) if feed.learned_router is not None else 0.0
+    if predictor_s is None:
+        predictor_s = sum(cost_s(folder) for folder in (feed.learned_lengths, feed.rank) if folder is not None)
+    return replace(feed, router_s=float(router_s), predictor_s=float(predictor_s))
 
 
 def auto_router(trace: Trace, models: tuple[str, ...]) -> str:
@@ -78,17 +150,24 @@ def auto_router(trace: Trace, models: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=8)
 def _predictor(name: str, digest: str, models: tuple[str, ...], feed: Feed, seed: int) -> Predictor:
+    trace = trace_named(name)
     noisy = isinstance(feed.router, float)
-    return build_predictor(
-        trace_named(name),
+    taken = feed.router is None or feed.learned_router is not None
+    base = build_predictor(
+        trace,
         models=models,
         # what a policy does not read may be missing: recorded confidence is only missed when it is looked at
-        router="trace" if feed.router is None else "noisy" if noisy else str(feed.router),
+        router="trace" if taken else "noisy" if noisy else str(feed.router),
         router_map=float(feed.router) if isinstance(feed.router, float) else None,
-        length_error=feed.length_error or 0.0,
+        length_error=feed.lengths if isinstance(feed.lengths, float) else 0.0,
         seed=seed,
         router_s=feed.router_s,
         predictor_s=feed.predictor_s,
+    )
+    if not feed.folders:
+        return base
+    return LearnedPredictor(
+        trace, models, base, lengths=feed.learned_lengths, router=feed.learned_router, rank=feed.rank
     )
 
 
@@ -99,7 +178,9 @@ def predictor_for(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> 
 
 def check_feed(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> None:
     """Refuse a router that cannot be had: confidences or labels are missing, or a precision is too low."""
-    if feed.router is None:
+    if feed.folders:
+        predictor_for(feed, name, models, seed)
+    if feed.router is None or feed.learned_router is not None:
         return
     trace = trace_named(name)
     if isinstance(feed.router, float):

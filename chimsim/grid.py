@@ -17,6 +17,8 @@ import chimsim
 from chimsim.config import Cluster, engines_by_combo
 from chimsim.errors import ChimsimError, near
 from chimsim.feeds import (
+    HELD_OUT,
+    QRF,
     Feed,
     auto_router,
     check_arrivals,
@@ -28,7 +30,7 @@ from chimsim.feeds import (
     trace_named,
 )
 from chimsim.results import FORMAT, digest
-from chimsim.spec import POLICY_AXES, Axis, PolicyEntry, Scalar, Spec
+from chimsim.spec import POLICY_AXES, ROUTERS, Axis, PolicyEntry, Scalar, Spec
 from policies import Policy, load_policy, policy_class
 from policies import knobs as knobs_of
 from traces import Trace
@@ -82,7 +84,12 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
     trace_named.cache_clear()
     policies = {entry.label: policy_class(entry.policy) for entry in spec.policy}
     _check_knobs(spec, policies)
-    traces = {name: trace_named(name) for name in spec.trace}
+    names = list(spec.trace)
+    if spec.split == "test":
+        if not _folders(spec):
+            raise ChimsimError("split test: no saved model is used; give --router or --length-predictor a folder")
+        names = [HELD_OUT.join([name, *_folders(spec)]) for name in spec.trace]
+    traces = {name: trace_named(name) for name in names}
     counts = engines_by_combo(spec.combo, spec.engines) if spec.combo else {}
     clusters = [
         (label, slots, make_cluster(label, is_file, slots, counts.get(label, spec.engines), spec.max_num_seqs))
@@ -95,7 +102,7 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
             check_trace(trace, cluster, spec)
     found = [
         cell
-        for name in spec.trace
+        for name in names
         for label, slots, cluster in clusters
         for cell in _cells_of(spec, name, traces[name], label, slots, cluster, policies)
     ]
@@ -180,7 +187,7 @@ def _cell(
     if arrivals not in ("poisson", "recorded"):
         config["arrivals_digest"] = trace_named(arrivals).digest
     shown: dict[str, Scalar] = {
-        "trace": name if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
+        "trace": name.split(HELD_OUT)[0] if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
         "combo": label,
         "slots": slots,
         "rps": rps,
@@ -190,6 +197,8 @@ def _cell(
         "delta_s": knobs.get("delta_s"),
         **{name: knobs.get(name) for name in _knob_names(spec)},
         **feed.axes(),
+        # Costs that come with a saved model are no axis of their own.
+        **{name: axes[name] for name in ("router_s", "predictor_s") if axes[name] is None and feed.folders},
         "queue": queue,
         "look_ahead": look_ahead,
         "seed": seed,
@@ -269,21 +278,36 @@ def _reading_axes(spec: Spec, entry: PolicyEntry, policy: type[Policy]) -> dict[
     def axis(name: str) -> Axis:
         return tuple(own.get(name, getattr(spec, name)))
 
-    routers = (*axis("router"), *axis("router_map"))
-    if "router_map" in own and "router" not in own:
-        routers = axis("router_map")
-    elif "router" in own and "router_map" not in own:
-        routers = axis("router")
+    def either(plain: str, dial: str) -> Axis:
+        """The values of two keys for one thing; a policy's own table decides by itself."""
+        if dial in own and plain not in own:
+            return axis(dial)
+        if plain in own and dial not in own:
+            return axis(plain)
+        return (*axis(plain), *axis(dial))
+
     confidence = "confidence" in policy.reads
     lengths = bool(policy.reads & LENGTH_FIELDS)
     return {
-        "router": (routers or ("auto",)) if confidence else (None,),
-        "length_error": axis("length_error") if lengths else (None,),
-        "router_s": axis("router_s") if confidence else (None,),
-        "predictor_s": axis("predictor_s") if lengths else (None,),
+        "router": (either("router", "router_map") or ("auto",)) if confidence else (None,),
+        "lengths": (either("length_predictor", "length_error") or (0.0,)) if lengths else (None,),
+        "rank_predictor": (axis("rank_predictor") or (None,)) if "rank" in policy.reads else (None,),
+        "router_s": (axis("router_s") or (None,)) if confidence else (0.0,),
+        "predictor_s": (axis("predictor_s") or (None,)) if lengths else (0.0,),
         "queue": axis("queue"),
         "look_ahead": axis("look_ahead"),
     }
+
+
+def _folders(spec: Spec) -> list[str]:
+    """The folders of all saved models that the spec names."""
+    found: list[str] = []
+    for entry in spec.policy:
+        values = {name: entry.overrides.get(name, getattr(spec, name)) for name in POLICY_AXES}
+        found += [str(v) for v in values["router"] if isinstance(v, str) and v not in ROUTERS]
+        found += [str(v).removeprefix(QRF) for v in values["length_predictor"] if isinstance(v, str)]
+        found += [str(v) for v in values["rank_predictor"] if v != "oracle"]
+    return list(dict.fromkeys(found))
 
 
 def _products(axes: Mapping[str, Iterable[Scalar]]) -> Iterator[dict[str, Scalar]]:
@@ -304,7 +328,9 @@ def _manifest(
         "chimsim": chimsim.__version__,
         "spec": spec.to_dict(),
         "seeds": list(spec.seeds),
-        "traces": {n: {"sha256": t.digest, "workflows": len(t.workflows)} for n, t in sorted(traces.items())},
+        "traces": {
+            n.split(HELD_OUT)[0]: {"sha256": t.digest, "workflows": len(t.workflows)} for n, t in sorted(traces.items())
+        },
         "clusters": {digest(c.to_dict())[:16]: c.to_dict() for c in clusters},
         "policies": {
             entry.label: sorted({c.config["policy"] for c in found if c.axes["policy"] == entry.label})

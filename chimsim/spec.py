@@ -22,6 +22,8 @@ Axis = tuple[Scalar, ...]
 
 ROUTERS = ("none", "oracle", "trace")
 QUEUES = ("dispatcher", "engine")
+SPLITS = ("all", "test")
+"""Which workflows of a trace: all, or those that the learned predictors were not trained on."""
 OVERSIZE = ("error", "reject", "clip")
 GOODPUT = ("ttft", "tpot", "e2el")
 
@@ -40,7 +42,9 @@ class Spec:
     """A resolved sweep; tuples multiply. Times in seconds, ``rps`` in workflows per second.
 
     ``slots`` is the dispatcher's ``max_batch_size`` (None: each profile's own); an empty ``router`` means
-    the recorded confidence where the trace has one, else the oracle.
+    the recorded confidence where the trace has one, else the oracle. Numbers among ``router`` and
+    ``length_predictor`` are dials (average precision, Kendall distance), other texts folders of saved models.
+    ``router_s`` and ``predictor_s`` left empty are what the models' folders say, and 0 without models.
     """
 
     trace: tuple[str, ...]
@@ -54,11 +58,14 @@ class Spec:
     warmup: int = 0
     burstiness: tuple[float, ...] = (1.0,)
     arrivals: str | None = None
-    router: tuple[str, ...] = ()
+    router: tuple[float | str, ...] = ()
     router_map: tuple[float, ...] = ()
-    length_error: tuple[float, ...] = (0.0,)
-    router_s: tuple[float, ...] = (0.0,)
-    predictor_s: tuple[float, ...] = (0.0,)
+    length_predictor: tuple[float | str, ...] = ()
+    length_error: tuple[float, ...] = ()
+    rank_predictor: tuple[str, ...] = ()
+    router_s: tuple[float, ...] = ()
+    predictor_s: tuple[float, ...] = ()
+    split: str = "all"
     queue: tuple[str, ...] = ("dispatcher",)
     look_ahead: tuple[int, ...] = (0,)
     oversize: str = "error"
@@ -227,6 +234,50 @@ def _choice(known: tuple[str, ...]) -> Callable[[Any, str], str]:
     return parse
 
 
+def _noisy(value: Any, most: float, where: str) -> float | None:
+    """The number of ``noisy:0.6``, or of a number as it is."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return _real(least=0, most=most)(value, where)
+    if isinstance(value, str) and value.startswith("noisy:"):
+        return _real(least=0, most=most)(value.removeprefix("noisy:"), where)
+    return None
+
+
+def _router(value: Any, where: str) -> float | str:
+    """A source of confidence, a dial (``noisy:0.6``), or the folder of a saved router."""
+    dial = _noisy(value, 1.0, where)
+    if dial is not None:
+        return dial
+    if isinstance(value, str) and value not in ROUTERS and Path(value).is_dir():
+        return value
+    if isinstance(value, str) and value not in ROUTERS:
+        hint = near(value, list(ROUTERS))
+        raise ChimsimError(
+            f"{where}: {value!r} is unknown; choose from {', '.join(ROUTERS)}, noisy:0.6 or a router's folder{hint}"
+        )
+    return _choice(ROUTERS)(value, where)
+
+
+def _length_predictor(value: Any, where: str) -> float | str:
+    """``oracle`` (0), a dial (``noisy:0.2``), or ``qrf:FOLDER`` of a saved length model."""
+    dial = _noisy(value, 0.5, where)
+    if dial is not None:
+        return dial
+    if value == "oracle":
+        return 0.0
+    if isinstance(value, str) and value.startswith("qrf:"):
+        return value
+    raise ChimsimError(f"{where}: {value!r} is unknown; choose from oracle, noisy:0.2, qrf:FOLDER")
+
+
+def _rank_predictor(value: Any, where: str) -> str:
+    """``oracle``, or the folder of a saved rank model."""
+    text = _text(value, where)
+    if text != "oracle" and not Path(text).is_dir():
+        raise ChimsimError(f"{where}: {text!r} is unknown; choose oracle or the folder of a rank model")
+    return text
+
+
 def _real(
     *,
     above: float | None = None,
@@ -380,7 +431,10 @@ def _chosen(base: Any, names: Any, where: str) -> Any:
     return chosen
 
 
-POLICY_AXES = ("router", "router_map", "length_error", "router_s", "predictor_s", "queue", "look_ahead")
+POLICY_AXES = (
+    "router", "router_map", "length_predictor", "length_error", "rank_predictor", "router_s", "predictor_s", "queue",
+    "look_ahead",
+)  # fmt: skip
 """Axes that a policy's table may set for itself, besides its knobs."""
 
 _PARSERS: dict[str, Callable[[Any, str], Any]] = {
@@ -397,8 +451,11 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "warmup": _single(_whole(0)),
     "burstiness": _listed(_real(above=0)),
     "arrivals": _single(_text),
-    "router": _listed(_choice(ROUTERS)),
+    "router": _listed(_router),
     "router_map": _listed(_real(above=0, most=1)),
+    "length_predictor": _listed(_length_predictor),
+    "rank_predictor": _listed(_rank_predictor),
+    "split": _single(_choice(SPLITS)),
     "length_error": _listed(_real(least=0, most=0.5)),
     "router_s": _listed(_real(least=0)),
     "predictor_s": _listed(_real(least=0)),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import chimsim
+from calibration.saved import ModelError
 from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, times_for, trace_named
 from chimsim.grid import Cell, cells, make_policy, plan
@@ -171,7 +172,7 @@ def _do(job: tuple[Path, Cell]) -> _Outcome:
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         if os.environ.get("CHIMSIM_DEBUG"):
             raise
-        known = isinstance(error, ChimsimError | TraceError | PolicyError)
+        known = isinstance(error, ChimsimError | TraceError | PolicyError | ModelError)
         return _Outcome(str(error) if known else f"{type(error).__name__}: {error}")
     return _Outcome()
 

@@ -13,6 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from calibration.profile import EngineProfile, load_profile
+from chimsim.errors import ChimsimError
+from chimsim.live_validation import METRICS, Block, Limits, Verdict, label, to_dict, validate_live, verdict
+from chimsim.live_validation_plots import draw_live
 from chimsim.measured import FORMATS, MeasuredRun, read_run
 from chimsim.results import ordered_json_bytes, write_file
 from chimsim.run_meta import EngineFile, Setting, disagreements, read_engine_file, read_timeseries, resolve
@@ -36,8 +39,13 @@ LOADS = {
 
 
 def validate_command(
-    measured: Annotated[Path, typer.Option(metavar="FILE", help="Requests of the measured run.")],
-    profile: Annotated[str, typer.Option(metavar="NAME|TOML", help="A shipped profile or a profile file.")],
+    measured: Annotated[Path | None, typer.Option(metavar="FILE", help="Requests of the measured run.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(metavar="NAME|TOML", help="A shipped profile or a profile file.")
+    ] = None,
+    live: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead: a folder of chimsim live, policy by policy.")
+    ] = None,
     engine_settings: Annotated[
         Path | None, typer.Option(metavar="JSON", help="The run's own engine settings (meta.json).")
     ] = None,
@@ -56,6 +64,11 @@ def validate_command(
     format: Annotated[
         str | None, typer.Option(help=f"Format of the requests, if not seen by itself: {', '.join(FORMATS)}")
     ] = None,
+    max_error: Annotated[float, typer.Option(help="--live: allowed error of a mean latency, %.")] = 10.0,
+    min_agreement: Annotated[
+        float, typer.Option(help="--live: pairs of policies that must be ordered rightly, %.")
+    ] = 100.0,
+    max_regret: Annotated[float, typer.Option(help="--live: allowed cost of deploying the simulator's pick, %.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Replay a measured vLLM run and compare: throughput, queue time, TTFT, TPOT, E2E, load over time.
@@ -64,11 +77,20 @@ def validate_command(
     chimsim validate --measured requests.jsonl --profile rtx4090.toml \\
         --engine-settings meta.json --timeseries timeseries.csv --out results/check
     chimsim validate --measured bench.json --profile qwen7b --max-num-seqs 128 --json
+    chimsim validate --live results/live --max-error 10
 
+    With --live the exit code is 0 if the simulator may be relied on and 1 if not.
     Reads chimsim's records of live runs, LLMServingSim's bench files, and results of vllm bench serve with
     --save-detailed. Settings come from the options, else the file, else the profile. docs/validation.md
     has the formulas and formats.
     """
+    if live is not None:
+        if measured is not None or profile is not None:
+            raise ChimsimError("give either --live or --measured with --profile")
+        _validate_live(live, Limits(max_error, min_agreement, max_regret), as_json)
+        return
+    if measured is None or profile is None:
+        raise ChimsimError("give --measured and --profile, or --live with a folder of chimsim live")
     run = read_run(measured, format)
     chosen = load_profile(profile)
     file = read_engine_file(engine_settings) if engine_settings is not None else None
@@ -115,6 +137,54 @@ def validate_command(
     typer.echo(validation_text(run, chosen, settings, comparison.figures, simulated.simulation_s))
     if written:
         typer.echo("\nwritten:\n" + "\n".join(f"  {path}" for path in written))
+
+
+def _validate_live(folder: Path, limits: Limits, as_json: bool) -> None:
+    blocks = validate_live(folder)
+    judged = verdict(blocks, limits)
+    found = to_dict(blocks, judged, limits)
+    write_file(folder / "live-validation.json", ordered_json_bytes(found))
+    written = [folder / "live-validation.json", *draw_live(blocks, folder)]
+    if as_json:
+        typer.echo(ordered_json_bytes(found).decode(), nl=False)
+    else:
+        typer.echo(live_text(blocks, judged))
+        typer.echo("\nwritten:\n" + "\n".join(f"  {path}" for path in written))
+    if not judged.passed:
+        raise typer.Exit(1)
+
+
+def live_text(blocks: Sequence[Block], judged: Verdict) -> str:
+    """The comparison of a live run in 80 columns, with a verdict."""
+    parts = []
+    for block in blocks:
+        rows = [["", "", "live", "simulated", "error %", "live scatter %"]]
+        for entry in block.entries:
+            for index, (metric, name) in enumerate(METRICS.items()):
+                values = (entry.live[metric], entry.simulated[metric])
+                error, scatter = entry.error_percent(metric), entry.scatter_percent(metric)
+                rows.append(
+                    [
+                        label(entry) if not index else "", name, *("-" if v != v else _figure(v) for v in values),
+                        "-" if error != error else _signed(error), "-" if scatter != scatter else _fixed(scatter),
+                    ]
+                )  # fmt: skip
+        words = [block.title, "", _table(rows, "llrrrr"), ""]
+        if block.pairs:
+            words.append(
+                _wrapped(
+                    f"Ranking by mean latency: Kendall tau {block.kendall:.2f}; {block.agreeing} of "
+                    f"{block.pairs - block.undecided} decided pairs ordered alike, {block.undecided} undecided. The "
+                    f"simulator would deploy {block.pick}; the best live was {block.best}; that choice costs "
+                    f"{block.regret_percent:.1f} %."
+                )
+            )
+        parts.append("\n".join(words))
+    if judged.passed:
+        parts.append("PASS: the simulator is within the limits; deploy its pick.")
+    else:
+        parts.append("\n".join(["FAIL:", *(_wrapped(f"- {reason}") for reason in judged.reasons)]))
+    return "\n\n".join(parts)
 
 
 def clock_offset_s(run: MeasuredRun, file: EngineFile | None) -> float:

@@ -1,0 +1,200 @@
+"""Learned predictors in a run: what saved models foretell of every call of a trace, computed in one batch beforehand.
+
+It composes what is learned with what is taken from the trace, and keeps tables under the user's cache folder by their
+content, so that no cell of a sweep pays for a prediction. It trains nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from calibration.length_model import LengthModel, load_length
+from calibration.rank_model import RankModel, load_rank
+from calibration.router_model import load_router
+from calibration.saved import SavedModel, read_manifest
+from chimsim.errors import ChimsimError, near
+from chimsim.predictors import FinishedStage, PredictionInput, TracePredictor
+from policies.interface import Prediction
+from traces import Trace, Workflow
+
+if TYPE_CHECKING:
+    from calibration.length_model import LengthModel
+    from calibration.rank_model import RankModel
+
+Floats = npt.NDArray[np.float64]
+FORMAT = 1
+"""Of the cached tables; counts up when their meaning changes."""
+
+
+@lru_cache(maxsize=16)
+def manifest_of(folder: str) -> SavedModel:
+    """The manifest of a saved model; raises `calibration.saved.ModelError`."""
+    return read_manifest(folder)
+
+
+def cost_s(folder: str) -> float:
+    """Measured seconds a call, as the model's folder says."""
+    return float(manifest_of(folder).manifest["cost_ms"]["per_call"]) / 1000.0
+
+
+class LearnedPredictor:
+    """Predictions of saved models; what no model is given for comes from ``base``."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        models: Sequence[str],
+        base: TracePredictor,
+        *,
+        lengths: str | None = None,
+        router: str | None = None,
+        rank: str | None = None,
+    ) -> None:
+        # What models are made of takes a second to import, and most runs have none.
+
+        self.router_s = base.router_s
+        self.predictor_s = base.predictor_s
+        self._base = base
+        self._models = tuple(models)
+        self._first = {w.workflow_id: i for i, w in enumerate(trace.workflows)}
+        self._length = load_length(lengths) if lengths is not None else None
+        self._rank = load_rank(rank) if rank is not None else None
+        for folder, known in ((lengths, self._length), (rank, self._rank)):
+            if folder is not None and known is not None:
+                _check_models(folder, known.models, self._models)
+        self._calls: dict[tuple[str, ...], tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]] = {}
+        calls = _calls_of(trace, self._models) if self._length is not None or self._rank is not None else []
+        if self._length is not None:
+            assert lengths is not None
+            table = _cached("length", trace, models, lengths, lambda: _length_table(self._length, calls))
+            self._stage, self._remaining = table[:, :, 0], table[:, :, 1]
+        if self._rank is not None:
+            assert rank is not None
+            self._ranks = _cached("rank", trace, models, rank, lambda: _rank_table(self._rank, calls, self._models))
+        self._places = {_key(call): at for at, call in enumerate(calls)}
+        self._confidence: Floats | None = None
+        if router is not None:
+            self._confidence = _cached(
+                "router", trace, models, router, lambda: _confidences(trace, router, self._models)
+            )
+
+    def predict(self, inputs: PredictionInput) -> Prediction:
+        """As `chimsim.predictors.Predictor`; a call that ran on several models before is predicted when it comes."""
+        base = self._base.predict(inputs)
+        confidence: Mapping[str, float] = base.confidence
+        if self._confidence is not None:
+            row = self._confidence[self._first[inputs.workflow_id]]
+            confidence = dict(zip(self._models, row.tolist(), strict=True))
+        if self._length is None and self._rank is None:
+            return Prediction(confidence, base.stage_tokens, base.remaining_tokens, base.rank)
+        key = _key(inputs)
+        found = self._calls.get(key)
+        if found is None:
+            found = self._calls[key] = self._look_up(key, inputs, base)
+        stage, remaining, rank = found
+        return Prediction(confidence, stage, remaining, rank)
+
+    def _look_up(
+        self, key: tuple[str, ...], inputs: PredictionInput, base: Prediction
+    ) -> tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]:
+        at = self._places.get(key)
+        stage, remaining = base.stage_tokens, base.remaining_tokens
+        if self._length is not None:
+            table = self._stage, self._remaining
+            if at is None:
+                made = _length_table(self._length, [inputs])
+                table, place = (made[:, :, 0], made[:, :, 1]), 0
+            else:
+                place = at
+            stage, remaining = (dict(zip(self._models, part[place].tolist(), strict=True)) for part in table)
+        rank: Mapping[str, float] = stage
+        if self._rank is not None:
+            ranks = self._ranks[at] if at is not None else _rank_table(self._rank, [inputs], self._models)[0]
+            rank = dict(zip(self._models, ranks.tolist(), strict=True))
+        return stage, remaining, rank
+
+
+def _key(inputs: PredictionInput) -> tuple[str, ...]:
+    """What a prediction depends on: the workflow, its stage, and which models ran the earlier ones."""
+    return (inputs.workflow_id, str(inputs.stage), *(done.model for done in inputs.finished))
+
+
+def _calls_of(trace: Trace, models: tuple[str, ...]) -> list[PredictionInput]:
+    """Every call of every run, as it looks when its model ran the earlier ones; first calls once for all models."""
+    calls = []
+    for workflow in trace.workflows:
+        for number, model in enumerate(models):
+            finished: tuple[FinishedStage, ...] = ()
+            for index, stage in enumerate(workflow.runs[model].stages):
+                if index or not number:
+                    calls.append(
+                        PredictionInput(
+                            workflow.workflow_id, workflow.workload, index, stage.name, models, stage.prompt_tokens,
+                            stage.system_tokens, stage.user_tokens, stage.prompt or workflow.prompt, finished,
+                        )
+                    )  # fmt: skip
+                finished += (FinishedStage(stage.name, model, stage.prompt_tokens, stage.output_tokens),)
+    return calls
+
+
+def _length_table(model: LengthModel | None, calls: Sequence[PredictionInput]) -> Floats:
+    """Tokens, shape (calls, models, 2): of the stage, and of all that remains."""
+    assert model is not None
+    pairs = model.quantiles(calls, [model.settings.quantile])[:, :, 0]
+    return np.asarray(pairs.reshape(len(calls), -1, 2), np.float64)
+
+
+def _rank_table(model: RankModel | None, calls: Sequence[PredictionInput], models: Sequence[str]) -> Floats:
+    """Scores, shape (calls, models)."""
+    assert model is not None
+    return np.array([[row[name] for name in models] for row in model.predict(calls)], np.float64)
+
+
+def _confidences(trace: Trace, folder: str, models: Sequence[str]) -> Floats:
+    """Probabilities, shape (workflows, models)."""
+
+    router, _ = load_router(folder)
+    _check_models(folder, router.models, models)
+    prompts = [_prompt(workflow, folder) for workflow in trace.workflows]
+    table = router.predict_proba(prompts)
+    return np.asarray(table[:, [router.models.index(model) for model in models]], np.float64)
+
+
+def _prompt(workflow: Workflow, folder: str) -> str:
+    if workflow.prompt is None:
+        raise ChimsimError(f"router {folder}: workflow {workflow.workflow_id} has no prompt, which is all it reads")
+    return workflow.prompt
+
+
+def _check_models(folder: str, known: Sequence[str], wanted: Sequence[str]) -> None:
+    for model in wanted:
+        if model not in known:
+            raise ChimsimError(
+                f"{folder}: it was not trained for {model}{near(model, known)} (trained for: {', '.join(known)})"
+            )
+
+
+def _cached(kind: str, trace: Trace, models: Sequence[str], folder: str, make: Any) -> Floats:
+    """The table from the cache, or made and kept there; a cache that cannot be used is done without."""
+    content = "\0".join([str(FORMAT), kind, trace.digest, *models, manifest_of(folder).digest])
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chimsim"
+    path = root / f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
+    with contextlib.suppress(OSError, ValueError):
+        return np.asarray(np.load(path, allow_pickle=False), np.float64)
+    table: Floats = make()
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=root, suffix=".tmp", delete=False) as file:
+            np.save(file, table)
+        os.replace(file.name, path)
+    return table

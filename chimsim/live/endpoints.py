@@ -1,0 +1,132 @@
+"""The running engines of a cluster: started where the file says how, looked at once, and watched while a run lasts.
+
+What it started it stops, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from chimsim.config import Address, Cluster, EngineSpec
+from chimsim.errors import ChimsimError
+from chimsim.live.client import Client, Completion, EngineError
+from chimsim.live.measure import Engine
+from chimsim.live.port import Endpoint
+from chimsim.replay import SAMPLE_S
+
+START_S = 600.0
+"""How long a started engine may take until it answers."""
+STOP_S = 8.0
+"""After SIGTERM; then it is killed."""
+
+
+@asynccontextmanager
+async def endpoints(
+    cluster: Cluster,
+    *,
+    launch: bool = False,
+    inactivity_s: float = 120.0,
+    say: Callable[[str], None] = lambda text: None,
+) -> AsyncIterator[dict[str, Endpoint]]:
+    """All engines of the cluster by name, answering. Raises `ChimsimError` or `EngineError` for one that does not."""
+    for spec in cluster.engines:
+        if spec.address is None:
+            raise ChimsimError(
+                f"cluster {cluster.name}: engine {spec.name} has no url; expected url = ... in its table"
+            )
+    async with AsyncExitStack() as stack:
+        found: dict[str, Endpoint] = {}
+        started: dict[str, asyncio.subprocess.Process] = {}
+        for spec in cluster.engines:
+            assert spec.address is not None
+            if launch:
+                if not spec.address.launch:
+                    raise ChimsimError(
+                        f"cluster {cluster.name}: engine {spec.name} has no launch = ... to start it with"
+                    )
+                started[spec.name] = await stack.enter_async_context(_process(spec, spec.address))
+        for spec in cluster.engines:
+            assert spec.address is not None
+            key = os.environ.get(spec.address.api_key_env) if spec.address.api_key_env else None
+            client = await stack.enter_async_context(Client(spec.address.url, api_key=key, inactivity_s=inactivity_s))
+            if spec.name in started:
+                say(f"waiting for {spec.name} at {spec.address.url}")
+                await _until_well(spec, client, started[spec.name])
+            found[spec.name] = await _look(spec, spec.address, client)
+        watching = asyncio.get_running_loop().create_task(_watch(list(found.values())))
+        try:
+            yield found
+        finally:
+            watching.cancel()
+
+
+async def _look(spec: EngineSpec, address: Address, client: Client) -> Endpoint:
+    served = await client.served(address.served_model)
+    endpoint = Endpoint(client, address.served_model, await client.version(), served.max_model_len)
+    probe = Engine(client, address.served_model)
+    try:
+        await probe.find_tokens()
+        endpoint.token_range = probe.tokens
+        low = probe.tokens[0]
+        answer = await client.complete(Completion(address.served_model, (low,) * 4, 2, return_token_ids=True))
+        endpoint.token_ids = len(answer.token_ids) == 2
+    except EngineError as error:
+        if error.kind != "status":
+            raise
+        endpoint.token_ids = False
+    await endpoint.look()
+    endpoint.first = endpoint.metrics
+    if served.max_model_len is not None and served.max_model_len < spec.max_model_len:
+        raise ChimsimError(
+            f"engine {spec.name}: {address.url} serves a context of {served.max_model_len:,} tokens, the cluster says "
+            f"{spec.max_model_len:,}; expected max_model_len = {served.max_model_len} in its table"
+        )
+    return endpoint
+
+
+async def _watch(found: list[Endpoint]) -> None:
+    while True:
+        await asyncio.sleep(SAMPLE_S)
+        await asyncio.gather(*(endpoint.look() for endpoint in found))
+
+
+async def _until_well(spec: EngineSpec, client: Client, process: asyncio.subprocess.Process) -> None:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + START_S
+    while not await client.healthy():
+        if process.returncode is not None:
+            raise ChimsimError(f"engine {spec.name}: its launch command ended with code {process.returncode}")
+        if loop.time() > until:
+            raise ChimsimError(f"engine {spec.name}: did not answer {client.url}/health within {START_S:g} s")
+        await asyncio.sleep(0.5)
+
+
+@asynccontextmanager
+async def _process(spec: EngineSpec, address: Address) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The engine's process, in a group of its own, so that what it starts ends with it."""
+    port = address.url.rsplit(":", 1)[-1].rstrip("/")
+    words = shlex.split(address.launch.format(port=port, model=spec.model, served_model=address.served_model))
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *words, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
+    except OSError as error:
+        raise ChimsimError(f"engine {spec.name}: cannot start {words[0]!r}: {error.strerror or error}") from None
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if process.returncode is None:
+                try:
+                    os.killpg(process.pid, number)
+                except ProcessLookupError:
+                    break
+                try:
+                    await asyncio.wait_for(process.wait(), STOP_S)
+                except TimeoutError:
+                    continue

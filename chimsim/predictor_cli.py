@@ -1,0 +1,308 @@
+"""The `chimsim predictor` commands: train a length or rank predictor from a trace, and say how good it is.
+
+They parse, call and print; learning and scores are in `calibration.length_model`, `calibration.rank_model` and
+`calibration.length_eval`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import chimsim
+from chimsim.errors import ChimsimError, near
+from chimsim.results import ordered_json_bytes
+from traces import load_trace
+
+if TYPE_CHECKING:
+    from calibration.length_eval import Judged, Predictor
+    from traces import Trace, Workflow
+
+predictor_app = typer.Typer(
+    help="Train and judge predictors of output lengths, or of their order.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+KINDS = ("length", "rank")
+
+TraceOpt = Annotated[str, typer.Option("--trace", help="A shipped trace or a trace file; prompts help, labels do not.")]
+ModelsOpt = Annotated[str | None, typer.Option("--models", help="Models, comma-separated (default: all).")]
+KindOpt = Annotated[
+    str, typer.Option("--kind", help="length: a quantile forest; rank: LightGBM's ranker, for LTR (extra ltr).")
+]
+SeedOpt = Annotated[int, typer.Option("--seed", help="Of the split and of the training.")]
+TextOpt = Annotated[bool, typer.Option("--text/--no-text", help="Read the prompts.")]
+HistoryOpt = Annotated[bool, typer.Option("--history/--no-history", help="Look at what finished stages put out.")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+_ORDER_NOTE = """Kendall-tau distance: share of pairs in the wrong order (0: none, 0.5: chance).
+FCFS: as they arrive; prompt: shorter prompts first. {what}"""
+
+_LENGTH_NOTE = """Of a workflow's
+tokens at its first call, of the rest from every call on, and of every call."""
+
+_TOKENS_NOTE = """Pinball loss of the median in tokens, beside the training median's (constant);
+cover: share of true lengths within the 10-90 % interval (80 % is right)."""
+
+
+@predictor_app.command()
+def train(
+    trace: TraceOpt,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; a model in it is replaced.")],
+    models: ModelsOpt = None,
+    kind: KindOpt = "length",
+    quantile: Annotated[float, typer.Option("--quantile", help="What a length model predicts by default.")] = 0.5,
+    test_share: Annotated[
+        float, typer.Option("--test-share", help="Share of the workflows held out and judged on; 0: none.")
+    ] = 0.2,
+    seed: SeedOpt = 0,
+    text: TextOpt = True,
+    history: HistoryOpt = True,
+    as_json: JsonOpt = False,
+) -> None:
+    """Train a predictor and save it, judged on the workflows held out.
+
+    \b
+    chimsim predictor train --trace apps --models Qwen2.5-1.5B,Qwen2.5-7B --out models/length
+    chimsim predictor train --trace my.jsonl.gz --kind rank --out models/rank
+    chimsim predictor train --trace my.jsonl.gz --quantile 0.9 --test-share 0 -o models/p90
+    """
+    from calibration.length_eval import cost_ms, evaluate, judge
+    from calibration.length_model import LengthModel, save_length
+    from calibration.rank_model import save_rank
+    from calibration.rows import check_models, split
+    from calibration.saved import check_folder, training_record
+
+    trainer = _trainer(kind, quantile=quantile, seed=seed, text=text, history=history)
+    check_folder(out)
+    loaded = load_trace(trace)
+    chosen = check_models(loaded, _names(models))
+    parts = split(loaded, test_share, seed)
+    with _progress() as tell:
+        tell(f"learning from {len(parts.train)} workflows")
+        began = time.perf_counter()
+        model = trainer(parts.train, chosen)
+        train_s = time.perf_counter() - began
+        tell("judging and timing")
+        table: list[dict[str, Any]] = []
+        if parts.test:
+            table = evaluate(judge(model, parts.test, parts.train), [w.workflow_id for w in loaded.workflows])
+        cost = cost_ms(model, parts.test or parts.train)
+        record = training_record(loaded, parts, chosen, seed, test_share)
+        kept: dict[str, Any] = {"training": record, "scores": {"held_out": table}, "cost_ms": cost}
+        version = chimsim.__version__
+        if isinstance(model, LengthModel):
+            saved = save_length(out, model, made_by=version, **kept)
+        else:
+            saved = save_rank(out, model, made_by=version, **kept)
+    _note_textless(text and not model.reads_text, loaded.name)
+    size = sum(each["bytes"] for each in saved.manifest["files"].values())
+    if as_json:
+        _print_json({"folder": str(out), "digest": saved.digest, "bytes": size, "train_s": train_s, **saved.manifest})
+        return
+    typer.echo(f"{loaded.name}: {kind} predictor, learned from {len(parts.train)} workflows in {train_s:.1f} s")
+    if table:
+        typer.echo(f"judged on {len(parts.test)} workflows held out (seed {seed}):")
+        _print_scores(table, kind)
+    typer.echo(
+        f"cost a call: batch 1 {cost['batch_1_p50']:.2f} ms (p99 {cost['batch_1_p99']:.2f}), "
+        f"batch 32 {cost['batch_32_p50']:.2f} ms (p99 {cost['batch_32_p99']:.2f})"
+    )
+    typer.echo(f"written: {out} ({size / 1e6:.1f} MB)")
+
+
+@predictor_app.command(name="eval")
+def eval_(
+    trace: TraceOpt,
+    model_dir: Annotated[
+        Path | None, typer.Option("--model-dir", help="Judge a saved model, on workflows it has not learned from.")
+    ] = None,
+    models: ModelsOpt = None,
+    kind: KindOpt = "length",
+    folds: Annotated[int, typer.Option("--folds", help="Parts; each is judged by a model that learned the rest.")] = 5,
+    group_by: Annotated[
+        str | None, typer.Option("--group-by", help="workload: leave out one workload at a time instead.")
+    ] = None,
+    seed: SeedOpt = 0,
+    text: TextOpt = True,
+    history: HistoryOpt = True,
+    as_json: JsonOpt = False,
+) -> None:
+    """Judge a saved predictor, or predictors trained on parts of a trace, on held-out workflows.
+
+    \b
+    chimsim predictor eval --trace my.jsonl.gz
+    chimsim predictor eval --trace apps --models Qwen2.5-1.5B,Qwen2.5-7B --no-history
+    chimsim predictor eval --trace apps --model-dir models/length --json
+    chimsim predictor eval --trace my.jsonl.gz --group-by workload --kind rank
+    """
+    from calibration.length_eval import cross_validated, evaluate
+    from calibration.rows import by_workload, check_models
+    from calibration.rows import folds as make_folds
+
+    if group_by not in (None, "workload"):
+        raise ChimsimError(f"group-by {group_by!r} is unknown; expected workload")
+    if model_dir is not None and group_by is not None:
+        raise ChimsimError("group-by trains predictors of its own; leave out model-dir")
+    trainer = _trainer(kind, seed=seed, text=text, history=history)
+    loaded = load_trace(trace)
+    with _progress() as tell:
+        if model_dir is not None:
+            judged, kind = _judge_saved(loaded, model_dir, _names(models))
+            unseen = len({row.known.workflow_id for row in judged.rows})
+            how = f"{unseen} workflows that {model_dir} has not learned from"
+        else:
+            chosen = check_models(loaded, _names(models))
+            splits = by_workload(loaded) if group_by else make_folds(loaded, folds, seed)
+            how = f"{len(splits)} workloads, each left out in turn" if group_by else f"{folds} folds (seed {seed})"
+            textless: list[bool] = []
+
+            def trained(workflows: Sequence[Workflow]) -> Predictor:
+                model = trainer(workflows, chosen)
+                textless.append(not model.reads_text)
+                return model
+
+            judged = cross_validated(splits, trained, tell)
+            _note_textless(text and all(textless), loaded.name)
+    table = evaluate(judged, [workflow.workflow_id for workflow in loaded.workflows])
+    if as_json:
+        _print_json(
+            {"trace": loaded.name, "trace_digest": loaded.digest, "judged_on": how, "kind": kind, "scores": table}
+        )
+        return
+    typer.echo(f"{loaded.name}: {kind} predictor, {how}")
+    _print_scores(table, kind)
+
+
+def _trainer(kind: str, *, quantile: float = 0.5, **settings: Any) -> Callable[..., Predictor]:
+    """Of workflows and models it makes a predictor; what is wrong with the options is said before anything is read."""
+    if kind == "rank":
+        from calibration.rank_model import RankSettings, check_lightgbm, train_rank
+
+        if quantile != 0.5:
+            raise ChimsimError("a rank predictor has no quantiles; leave out quantile")
+        check_lightgbm()
+        return lambda workflows, models: train_rank(workflows, models, RankSettings(**settings))
+    if kind != "length":
+        raise ChimsimError(f"kind {kind!r} is unknown{near(kind, KINDS)} (kinds: {', '.join(KINDS)})")
+    from calibration.length_model import LengthSettings, check_quantile, train_length
+
+    check_quantile(quantile)
+    return lambda workflows, models: train_length(workflows, models, LengthSettings(quantile=quantile, **settings))
+
+
+def _judge_saved(trace: Trace, model_dir: Path, models: Sequence[str] | None) -> tuple[Judged, str]:
+    from calibration.length_eval import judge
+    from calibration.length_model import load_length
+    from calibration.rank_model import load_rank
+    from calibration.rows import check_models
+    from calibration.saved import read_manifest
+
+    kind = read_manifest(model_dir).kind
+    model = load_rank(model_dir) if kind == "rank" else load_length(model_dir)
+    if models is not None and set(models) != set(model.models):
+        raise ChimsimError(f"{model_dir} was trained for {', '.join(model.models)}; leave out --models")
+    check_models(trace, model.models)
+    assert model.saved is not None
+    known = model.saved.trained_on
+    unseen = [workflow for workflow in trace.workflows if workflow.workflow_id not in known]
+    if not unseen:
+        raise ChimsimError(
+            f"{model_dir} has learned from every workflow of trace {trace.name}; nothing is left to judge it on "
+            "(train with --test-share, or give another trace)"
+        )
+    return judge(model, unseen, [workflow for workflow in trace.workflows if workflow.workflow_id in known]), kind
+
+
+def _note_textless(textless: bool, trace: str) -> None:
+    if textless:
+        typer.echo(f"chimsim: note: trace {trace} has no prompts to learn from; text features are left out", err=True)
+
+
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _print_scores(table: Sequence[Mapping[str, Any]], kind: str) -> None:
+    """Tables of one workload each; where every workflow is a single call, its tokens are shown once."""
+    console = Console(width=80)
+    single = all(row["calls"] == row["workflows"] for row in table)
+    workloads = list(dict.fromkeys(row["workload"] for row in table))
+    for workload in workloads:
+        mine = [row for row in table if row["workload"] == workload]
+        if len(workloads) > 1:
+            typer.echo(f"\n{workload or 'all workloads'}")
+        console.print(_order_table(mine, kind, single))
+        if kind == "length":
+            console.print(_tokens_table(mine, single))
+    typer.echo(_ORDER_NOTE.format(what=_LENGTH_NOTE if kind == "length" and not single else "Of calls."))
+    if kind == "length":
+        typer.echo(_TOKENS_NOTE)
+
+
+def _order_table(rows: Sequence[Mapping[str, Any]], kind: str, single: bool) -> Table:
+    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    made.add_column("model", overflow="fold")
+    made.add_column("calls", justify="right", no_wrap=True)
+    first = "stage" if kind == "rank" else "workflow"
+    columns = [(first, name) for name in ("fcfs", "prompt", "predicted", "oracle")]
+    if kind == "length" and not single:
+        columns += [(what, name) for what in ("remaining", "stage") for name in ("prompt", "predicted")]
+    heads = {"workflow": "workflow", "remaining": "rest", "stage": "call"}
+    names = {"fcfs": "FCFS", "predicted": "forest" if kind == "length" else "ranker"}
+    last = ""
+    for what, name in columns:
+        made.add_column(
+            f"{heads[what] if what != last else ''}\n{names.get(name, name)}", justify="right", no_wrap=True
+        )
+        last = what
+    for row in rows:
+        made.add_row(row["model"], str(row["calls"]), *(_number(row["kendall"][what][name]) for what, name in columns))
+    if len(rows) > 1:
+        means = [sum(row["kendall"][what][name] for row in rows) / len(rows) for what, name in columns]
+        made.add_row("mean", str(sum(row["calls"] for row in rows)), *(_number(mean) for mean in means))
+    return made
+
+
+def _tokens_table(rows: Sequence[Mapping[str, Any]], single: bool) -> Table:
+    made = Table(box=None, pad_edge=False, collapse_padding=True)
+    made.add_column("model", overflow="fold")
+    columns = (("mean", "mean_tokens"), ("pinball", "pinball_50"), ("constant", "pinball_50_constant"))
+    parts = (("call", "stage"),) if single else (("rest", "remaining"), ("call", "stage"))
+    for head, _ in parts:
+        for name in ("mean", "pinball", "constant", "cover"):
+            made.add_column(f"{head if name == 'mean' else ''}\n{name}", justify="right", no_wrap=True)
+    for row in rows:
+        cells = []
+        for _, what in parts:
+            cells += [_number(row[what][key], 0 if name == "mean" else 1) for name, key in columns]
+            cells.append(f"{row[what]['coverage']:.1%}")
+        made.add_row(row["model"], *cells)
+    return made
+
+
+def _number(value: float, digits: int = 3) -> str:
+    return "-" if value != value else f"{value:.{digits}f}"
+
+
+def _print_json(value: Mapping[str, Any]) -> None:
+    typer.echo(ordered_json_bytes(value).decode(), nl=False)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """What is being done, on stderr: a line that is overwritten on a terminal, nothing where it is piped."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: None
+        return
+    with console.status("reading") as status:
+        yield status.update

@@ -1,0 +1,52 @@
+"""The live driver decides as the simulator does, and at the same instants: one dispatcher, one policy, two drivers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from chimsim.config import Scheduling
+from chimsim.replay import Queue, schedule
+from chimsim.simulation import simulate
+from policies import load_policy
+from tests.chimsim.live.virtual import replay_virtually
+from tests.chimsim.worlds import MODELS, TrueLengths, cluster, engine, traces
+from traces import Trace
+
+POLICIES = ["fcfs", "sjf", "stjf", "mlfq", "ltr", "plas", "chimera"]
+INSTANTS = ("request_id", "stage", "ready_at", "enqueued_at", "first_token_at", "finished_at", "yields")
+
+
+def check(trace: Trace, name: str, slots: int, kv_blocks: int, queue: Queue, look_ahead: int) -> None:
+    scheduling: Scheduling = "priority" if queue == "engine" else "fcfs"
+    engines = [engine(model, model, slots=slots, kv_blocks=kv_blocks, scheduling=scheduling) for model in MODELS]
+    predictor = TrueLengths(trace, 0.02, 0.004)
+    simulated = simulate(
+        trace, cluster(*engines), load_policy(name), predictor=predictor, queue=queue, look_ahead=look_ahead,
+        log_decisions=True,
+    )  # fmt: skip
+    order, times = schedule(trace, None, 0, None, None, 1.0, True)
+    live = replay_virtually(
+        cluster(*engines), load_policy(name), predictor, order, times, queue=queue, look_ahead=look_ahead
+    )
+    assert live.decisions == simulated.decisions
+    for column in INSTANTS:
+        assert live.requests[column].tolist() == simulated.requests[column].tolist(), column
+    assert live.workflows["latency_s"].tolist() == simulated.workflows["latency_s"].tolist()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(traces(), st.integers(1, 4), st.sampled_from([60, 4000]), st.integers(0, 2))
+def test_both_drivers_decide_alike_at_the_same_instants(
+    name: str, trace: Trace, slots: int, kv_blocks: int, look_ahead: int
+) -> None:
+    check(trace, name, slots, kv_blocks, "dispatcher", look_ahead)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "stjf", "chimera"])
+@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(traces(), st.integers(1, 4))
+def test_so_they_do_with_the_queue_in_the_engine(name: str, trace: Trace, slots: int) -> None:
+    check(trace, name, slots, 4000, "engine", 0)
