@@ -84,7 +84,7 @@ def learning_set(workflows: Iterable[Workflow], models: Sequence[str]) -> Learni
 def train_router(
     data: LearningSet,
     *,
-    backend: str = "tfidf",
+    backend: str = "forest",
     target: str = "solved",
     seed: int = 0,
     base_model: str | None = None,

@@ -56,7 +56,7 @@ def train(
     trace: TraceOpt,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the model; a model in it is replaced.")],
     models: ModelsOpt = None,
-    backend: Annotated[str, typer.Option("--backend", help=f"{_BACKENDS}.")] = "tfidf",
+    backend: Annotated[str, typer.Option("--backend", help=f"{_BACKENDS}.")] = "forest",
     base_model: BaseOpt = None,
     target: Annotated[str, typer.Option("--target", help=f"What is learned: {_TARGETS}.")] = "solved",
     test_share: Annotated[
@@ -128,7 +128,7 @@ def eval_(
         Path | None, typer.Option("--model-dir", help="Judge a saved router, on workflows it has not learned from.")
     ] = None,
     models: ModelsOpt = None,
-    backend: Annotated[str, typer.Option("--backend", help=f"{_BACKENDS}; a list compares.")] = "tfidf",
+    backend: Annotated[str, typer.Option("--backend", help=f"{_BACKENDS}; a list compares.")] = "forest",
     base_model: BaseOpt = None,
     target: Annotated[str, typer.Option("--target", help=f"{_TARGETS}; a list compares.")] = "solved",
     folds: Annotated[int, typer.Option("--folds", help="Parts; each is judged by a router that learned the rest.")] = 5,

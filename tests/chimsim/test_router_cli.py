@@ -63,7 +63,7 @@ def test_train_then_judge_the_saved_router_on_what_it_has_not_seen(trace: str, t
     assert "learned from 120 workflows" in trained.stdout
     assert "judged on 30 workflows held out (seed 3)" in trained.stdout
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["settings"]["backend"] == "tfidf"
+    assert manifest["settings"]["backend"] == "forest"
     assert manifest["settings"]["train_s"] > 0
     assert manifest["cost_ms"]["per_call"] > 0
     judged = run_json("eval", "--trace", trace, "--model-dir", str(folder))
