@@ -96,7 +96,8 @@ class CallFeatures:
 
     Args:
         text: read the prompts; `fit` turns it off where they are missing or say nothing that differs.
-        history: look at what the finished stages took in and put out.
+        history: look at what the finished stages took in and put out; without, the texts' numbers still have the
+            length of the workflow's first prompt.
         components: dimensions that TF-IDF is reduced to.
         seed: of the reduction.
     """

@@ -38,6 +38,7 @@ from chimsim.errors import ChimsimError
 from chimsim.feeds import training_overlap
 from chimsim.grid import Cell, plan
 from chimsim.live_run_cli import live_command
+from chimsim.measure_cli import register as add_measuring
 from chimsim.mock_cli import mock_engine_command
 from chimsim.options import (
     AheadOpt,
@@ -100,6 +101,7 @@ app = typer.Typer(
 app.add_typer(trace_app, name="trace")
 app.add_typer(predictor_app, name="predictor")
 app.add_typer(router_app, name="router")
+add_measuring(calibrate_app)
 app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("validate")(validate_command)
