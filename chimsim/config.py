@@ -19,6 +19,8 @@ from chimsim.errors import ChimsimError, near
 
 Scheduling = Literal["fcfs", "priority"]
 
+MAX_ENGINES = 10_000
+"""Of one entry: more are taken for a slip of the keyboard."""
 _SIZED = re.compile(r"(.*?)(\d+(?:\.\d+)?b)", re.IGNORECASE)
 _COUNTED = re.compile(r"(.+b)x(\d+)", re.IGNORECASE)
 
@@ -197,7 +199,7 @@ def combo_cluster(
     """
     counts = _parse_combo(combo)
     for model, count in _by_model(engines or {}, counts, combo, "engines").items():
-        counts[model] = _at_least_one(count, f"{combo!r}: engines of {model}")
+        counts[model] = _count(count, f"{combo!r}: engines of {model}")
     if isinstance(max_batch_size, Mapping):
         slots = _by_model(max_batch_size, counts, combo, "slots")
     else:
@@ -360,7 +362,7 @@ class _Entry:
         model = profile.model
         if "profile" in table and "model" in table:
             model = _canonical(table["model"])
-        count = _at_least_one(table.get("count", 1), f"{where}: count")
+        count = _count(table.get("count", 1), f"{where}: count")
         addresses = _addresses(table, where, model, count)
         return cls(where, model, table.get("name"), count, profile, settings, addresses)
 
@@ -450,7 +452,7 @@ def _parse_combo(combo: str) -> dict[str, int]:
             raise ChimsimError(
                 f"combination {combo!r} names {model} twice; for several engines write {_short(model)}x2"
             )
-        counts[model] = _at_least_one(count, f"combination {combo!r}: engines of {model}")
+        counts[model] = _count(count, f"combination {combo!r}: engines of {model}")
     return counts
 
 
@@ -503,6 +505,14 @@ def _at_least_one(value: object, what: str) -> int:
     if type(value) is not int or value < 1:
         raise ChimsimError(f"{what} is {value!r}; expected a whole number above 0")
     return value
+
+
+def _count(value: object, what: str) -> int:
+    """A number of engines."""
+    count = _at_least_one(value, what)
+    if count > MAX_ENGINES:
+        raise ChimsimError(f"{what} is {count:,}; expected at most {MAX_ENGINES:,}")
+    return count
 
 
 def _only(table: Mapping[str, Any], known: Iterable[str], where: str) -> None:

@@ -10,10 +10,11 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
+from traceback import extract_tb
 
 from chimsim.errors import ChimsimError, near
 from chimsim.waitqueue import PROMOTED, Standing, Waiting, WaitQueue, standing_of
-from policies.interface import ClusterView, Dispatch, EngineView, Policy, PolicyError, Priority, RequestView
+from policies.interface import ClusterView, Dispatch, EngineView, Policy, PolicyError, Priority, Progress, RequestView
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,12 @@ class Dispatcher:
 
         Raises `PolicyError` when the policy names an engine that is not in the view, or a key it must not give.
         """
-        decision = self.policy.dispatch(now, view, self.cluster())
+        try:
+            decision = self.policy.dispatch(now, view, self.cluster())
+        except (Exception, SystemExit) as error:
+            raise self._failure("dispatch", error) from error
+        if not isinstance(decision, Dispatch):
+            raise PolicyError(f"policy {self._policy_name()}: dispatch gave {decision!r}; expected a Dispatch")
         state = self._engines.get(decision.engine)
         if state is None:
             known = ", ".join(self._engines)
@@ -201,7 +207,12 @@ class Dispatcher:
             standing = standing_of(request.priority)
         if check_before and not request.check_left:
             service_s = request.service_s + (now - request.slot_at)
-            answer = self.policy.on_progress(now, request.view, output_tokens, service_s)
+            try:
+                answer = self.policy.on_progress(now, request.view, output_tokens, service_s)
+            except (Exception, SystemExit) as error:
+                raise self._failure("on_progress", error) from error
+            if not isinstance(answer, Progress):
+                raise PolicyError(f"policy {self._policy_name()}: on_progress gave {answer!r}; expected a Progress")
             self._check_priority(answer.priority)
             request.priority = answer.priority
             request.check_left = answer.check_after_tokens
@@ -221,7 +232,10 @@ class Dispatcher:
             self._stale = True
         else:
             self._release_slot(now, request)
-        self.policy.on_complete(now, request.view, output_tokens, request.service_s, reason, last=last)
+        try:
+            self.policy.on_complete(now, request.view, output_tokens, request.service_s, reason, last=last)
+        except (Exception, SystemExit) as error:
+            raise self._failure("on_complete", error) from error
         return Outcome(request.engine.view.name, request.service_s, request.longest_wait_s, request.promotions)
 
     def forget(self, now: float, workflow_id: str) -> None:
@@ -244,8 +258,20 @@ class Dispatcher:
     def _policy_name(self) -> str:
         return type(self.policy).__name__
 
+    def _failure(self, method: str, error: BaseException) -> Exception:
+        """What a policy's own mistake is reported as: with the line in which it happened."""
+        if isinstance(error, ChimsimError | PolicyError):
+            return error
+        place = ""
+        if error.__traceback__ is not None:
+            last = extract_tb(error.__traceback__)[-1]
+            place = f" ({last.filename}:{last.lineno})"
+        return PolicyError(f"policy {self._policy_name()}: {method} raised {type(error).__name__}: {error}{place}")
+
     def _check_priority(self, priority: Priority) -> None:
         for number in priority:
+            if not isinstance(number, int | float):
+                raise PolicyError(f"policy {self._policy_name()} gave priority {priority!r}; expected numbers")
             if not isfinite(number):
                 raise PolicyError(f"policy {self._policy_name()} gave priority {priority}; expected finite numbers")
         if self._queue_in_engine and len(priority) > 1:

@@ -73,9 +73,19 @@ def summarise(
         "promotions": int(requests["promotions"].sum()),
         "longest_wait_s": float(waits.max()) if len(waits) else None,
         "queues_filled": _mean((waits > QUEUED_S).astype(np.float64)),
+        "max_workflow_latency_s": float(finished["latency_s"].max()) if len(finished) else None,
+        "drain_s": _drain_s(result),
         "not_steady": not_steady(_floats(result.workflows["arrived_at"]), _ends(result.workflows)),
     }
     return {key: _plain(value) for key, value in summary.items()}
+
+
+def _drain_s(result: RunResult) -> float | None:
+    """Seconds from the last arrival to the end of the run."""
+    ends = _floats(result.workflows["finished_at"])
+    if not np.isfinite(ends).any():
+        return None
+    return max(float(np.nanmax(ends)) - float(result.workflows["arrived_at"].max()), 0.0)
 
 
 def not_steady(arrived_at: npt.NDArray[np.floating], finished_at: npt.NDArray[np.floating]) -> bool:

@@ -142,7 +142,8 @@ def series_labels(summary: pd.DataFrame) -> pd.Series:
 def frontier(summary: pd.DataFrame, latency: str = "mean") -> Figure:
     """Latency against solved rate: a column a combination, a row a trace and rate, a line a policy over tau.
 
-    Bars are 95 % intervals over the seeds; a ring marks a point that no other of its panel beats.
+    Bars are 95 % intervals over the seeds; a ring marks a point that no other of its panel beats, a hollow marker one
+    whose backlog still grew at the last arrival (overloaded, or too short a run).
     """
     column, label = LATENCIES[latency]
     data = summary.assign(series=series_labels(summary))
@@ -169,7 +170,8 @@ def frontier(summary: pd.DataFrame, latency: str = "mean") -> Figure:
         for c in range(len(combos)):
             axes[r][c].set_ylim(max(low, -2.0), min(high, 102.0))
     ring = Line2D([], [], marker="o", color="none", markeredgecolor="#444444", markersize=9, label="not dominated")
-    _legend(figure, styles, [ring])
+    hollow = Line2D([], [], marker="s", color="#444444", markerfacecolor="white", linestyle="none", label="not steady")
+    _legend(figure, styles, [ring, hollow])
     return figure
 
 
@@ -181,8 +183,9 @@ def _points(panel: pd.DataFrame, column: str) -> pd.DataFrame:
         x, dx = mean_and_interval(group[column])
         y, dy = mean_and_interval(100 * group["solved_rate"])
         if x == x and y == y:
-            rows.append((str(series), float(str(tau)), x, dx, y, dy))
-    points = pd.DataFrame(rows, columns=["series", "tau", "x", "dx", "y", "dy"])
+            steady = "not_steady" not in group or not group["not_steady"].astype(bool).any()
+            rows.append((str(series), float(str(tau)), x, dx, y, dy, steady))
+    points = pd.DataFrame(rows, columns=["series", "tau", "x", "dx", "y", "dy", "steady"])
     points["best"] = non_dominated(list(zip(points["x"], points["y"], strict=True)))
     return points
 
@@ -196,6 +199,8 @@ def _draw_frontier(ax: Axes, points: pd.DataFrame, styles: dict[str, tuple[str, 
             mine["x"], mine["y"], xerr=mine["dx"], yerr=mine["dy"], color=colour, marker=marker,
             elinewidth=0.6, capsize=0, zorder=3, markeredgecolor="white", markeredgewidth=0.4,
         )  # fmt: skip
+        growing = mine[~mine["steady"].astype(bool)]
+        ax.plot(growing["x"], growing["y"], marker, color=colour, markerfacecolor="white", zorder=3.5)
         if len(mine) > 1:
             for row in (0, len(mine) - 1):
                 tau = float(mine["tau"].iloc[row])
@@ -251,7 +256,8 @@ def queue_bars(summary: pd.DataFrame) -> Figure:
             for i, (series, (colour, _)) in enumerate(styles.items()):
                 mean, half = mean_and_interval(panel.loc[panel["series"] == series, "mean_queue_time_s"])
                 if mean == mean:
-                    ax.bar(i, mean, yerr=half, width=0.75, color=colour, ecolor="#777777",
+                    below = min(half, mean)
+                    ax.bar(i, mean, yerr=[[below], [half]], width=0.75, color=colour, ecolor="#777777",
                            error_kw={"elinewidth": 0.8})  # fmt: skip
             ax.set_xticks([])
             ax.grid(visible=False, axis="x")
@@ -428,14 +434,14 @@ def _styles(data: pd.DataFrame) -> dict[str, tuple[str, str]]:
 
 
 def _one_tau(data: pd.DataFrame) -> pd.DataFrame:
-    """Of a policy with several taus only the middle one, said in its name."""
+    """Of a policy with several taus only the middle one (the lower of two), said in its name."""
     if "tau" not in data:
         return data
     parts = []
     for _, part in data.groupby("series", sort=False, observed=True):
         taus = sorted(part["tau"].dropna().unique())
         if len(taus) > 1:
-            tau = taus[len(taus) // 2]
+            tau = taus[(len(taus) - 1) // 2]
             part = part[part["tau"] == tau]
             part = part.assign(series=[f"{name} (tau {tau:g})" for name in part["series"]])
         parts.append(part)

@@ -24,7 +24,7 @@ from chimsim.histogram import LogHistogram
 from chimsim.idle import fit, idle_latency_s, oversize_message
 from chimsim.predictors import FinishedStage, PredictionInput, Predictor
 from chimsim.records import Columns, RunResult, frame_of
-from chimsim.ticks import exact, exact_not_before
+from chimsim.ticks import HORIZON_S, exact, exact_not_before
 from policies.interface import EngineView, Policy, Prediction, RequestView
 from traces import Run, Stage, Trace, Workflow
 from traces import arrivals as arriving
@@ -82,6 +82,11 @@ def schedule(
                 "give a rate (rps) instead"
             )
         return [(workflow, 0) for workflow in recorded[:count]], arriving.recorded(trace)[:count]
+    if not times[-1] < HORIZON_S:
+        raise ChimsimError(
+            f"arrivals: the last workflow comes after {times[-1]:.3g} s; expected at most the {HORIZON_S / 86400:.2g} "
+            "days that a run may have (is rps too low?)"
+        )
     draw = stream(seed, "workflow order")
     order: list[tuple[Workflow, int]] = []
     for round_ in range(-(-count // len(trace.workflows))):

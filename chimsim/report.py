@@ -31,7 +31,7 @@ def summary_table(summary: pd.DataFrame) -> str:
             marks |= {mark for _, found in rows for mark in found}
     notes = {
         "*": "* no other row of its block is both faster and better",
-        "!": "! not steady: the backlog was still growing at the last arrival",
+        "!": "! not steady: backlog still grew at the last arrival (overload, or a short run)",
         "r": "r workflows were rejected: they count as unsolved and have no latency",
     }
     seeds = f"mean ± half width of the 95 % interval over {data['seed'].nunique()} seeds" if several else ""

@@ -202,6 +202,9 @@ def _items(value: Any, where: str) -> list[Any]:
         items = list(value)
     else:
         items = [value]
+    for item in items:
+        if isinstance(item, list | tuple | dict | set):
+            raise ChimsimError(f"{where}: found {item!r} inside the list, expected a value")
     if not items or any(isinstance(item, str) and not item for item in items):
         raise ChimsimError(f"{where}: the list is empty or has an empty entry")
     unique = list(dict.fromkeys(items))
@@ -304,18 +307,20 @@ def _real(
     return parse
 
 
-def _whole(least: int) -> Callable[[Any, str], int]:
+def _whole(least: int, most: int = 10**9) -> Callable[[Any, str], int]:
     def parse(value: Any, where: str) -> int:
         try:
             if isinstance(value, bool):
                 raise ValueError
             number = int(value)
-            if number != float(value):
+            if isinstance(value, float) and number != value:
                 raise ValueError
         except (TypeError, ValueError, OverflowError):
             raise ChimsimError(f"{where}: {value!r} is not a whole number") from None
         if number < least:
             raise ChimsimError(f"{where}: {value} is not allowed; give a whole number of at least {least}")
+        if number > most:
+            raise ChimsimError(f"{where}: {value} is too large; give at most {most:,}")
         return number
 
     return parse
@@ -337,7 +342,7 @@ def _seeds(value: Any, where: str) -> tuple[int, ...]:
     items = _items(value, where)
     if isinstance(value, list | tuple) or len(items) > 1:
         return tuple(_whole(0)(item, where) for item in items)
-    return tuple(range(_whole(1)(items[0], where)))
+    return tuple(range(_whole(1, 10_000)(items[0], where)))
 
 
 def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Callable[[Any, str], dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf, nan
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -341,3 +341,27 @@ def test_with_the_queue_in_the_engine_a_priority_is_one_number() -> None:
         submit(dispatcher, 0)
     submit(dispatcher, 1)
     assert filled(dispatcher) == [1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (
+            ValueError("two\nlines"),
+            r"policy Wrong: dispatch raised ValueError: two\nlines \(.*test_dispatcher\.py:\d+\)",
+        ),
+        (SystemExit(7), r"policy Wrong: dispatch raised SystemExit: 7 \("),
+        (None, r"policy Wrong: dispatch gave None; expected a Dispatch"),
+        (Dispatch("a", cast(Any, ("x",))), r"policy Wrong gave priority \('x',\); expected numbers"),
+    ],
+)
+def test_a_policys_own_mistakes_are_named_with_their_place(answer: object, message: str) -> None:
+    class Wrong(Policy):
+        def dispatch(self, now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
+            if isinstance(answer, BaseException):
+                raise answer
+            return cast(Dispatch, answer)
+
+    dispatcher = one_slot(Wrong())
+    with pytest.raises(PolicyError, match=message):
+        submit(dispatcher, 0)
