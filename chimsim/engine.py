@@ -323,8 +323,12 @@ class Engine:
         self._prepaid_blocks = prepaid_blocks
         self._count = count
         decodes = self._decodes
-        self._first_s = self._decode_step_s(decodes, self._context, self._excess())
-        self._slope_s = self._decode_slopes_s[decodes] * decodes
+        slope_s = self._decode_slopes_s[decodes]
+        if self._skewed:
+            self._first_s = self._decode_step_s(decodes, self._context, self._excess())
+        else:
+            self._first_s = self._decode_constant_s[decodes] + slope_s * self._context
+        self._slope_s = slope_s * decodes
         return True
 
     def _decode_step_s(self, decodes: int, context: int, excess: int) -> float:
@@ -373,7 +377,7 @@ class Engine:
         if not chunks:
             return self._start_decodes(now, need)
         self._prepaid_blocks = need
-        self._plan_mixed(self._decodes, self._context, self._excess(), chunks)
+        self._plan_mixed(self._decodes, self._context, self._excess() if self._skewed else 0, chunks)
         return True
 
     def _plan_mixed(self, decodes: int, context: int, excess: int, chunks: list[tuple[EngineRequest, int]]) -> None:

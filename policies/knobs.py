@@ -52,15 +52,21 @@ def _described(policy: type) -> tuple[Knob, ...]:
     if not is_dataclass(policy):
         return ()
     types = _types(policy)
-    docs: dict[str, str] = {}
-    for cls in reversed(policy.__mro__):
-        docs.update(_field_docs(cls))
     found = []
     for f in fields(policy):
         if f.init:
             default = f.default_factory() if f.default_factory is not MISSING else f.default
-            found.append(Knob(f.name, types.get(f.name, type(default)), default, docs.get(f.name, "")))
+            found.append(Knob(f.name, types.get(f.name, type(default)), default, ""))
     return tuple(found)
+
+
+@lru_cache(maxsize=256)
+def _documented(policy: type) -> tuple[Knob, ...]:
+    """With their texts, which have to be read from the source: a policy in a run needs none."""
+    docs: dict[str, str] = {}
+    for cls in reversed(policy.__mro__):
+        docs.update(_field_docs(cls))
+    return tuple(knob._replace(doc=docs.get(knob.name, "")) for knob in _described(policy))
 
 
 def _types(policy: type) -> dict[str, type]:
@@ -94,7 +100,7 @@ def _field_docs(cls: type) -> dict[str, str]:
 
 def knobs(policy: type) -> list[Knob]:
     """The knobs of a policy class, in the order of its fields: name, type, default and one line of text."""
-    return list(_described(policy))
+    return list(_documented(policy))
 
 
 def convert(owner: str, knob: Knob, value: object) -> object:
