@@ -108,10 +108,12 @@ class Feed:
         """The predictor's columns of the summary."""
         noisy = isinstance(self.router, float)
         lengths = self.learned_lengths
+        # Every source has a name of its own: an empty one would be averaged with the others in tables and figures.
+        named = None if self.lengths is None else "oracle" if not self.lengths else "noisy"
         return {
             "router": "noisy" if noisy else (self.learned_router and Path(self.learned_router).name) or self.router,
             "router_map": self.router if noisy else None,
-            "length_predictor": lengths and Path(lengths).name,
+            "length_predictor": Path(lengths).name if lengths is not None else named,
             "length_error": None if lengths is not None else self.lengths,
             "rank_predictor": self.rank and Path(self.rank).name,
             "router_s": self.router_s,

@@ -197,6 +197,7 @@ def _cell(
         "delta_s": knobs.get("delta_s"),
         **{name: knobs.get(name) for name in _knob_names(spec)},
         **feed.axes(),
+        "rank_predictor": (feed.rank and Path(feed.rank).name) or axes["rank_predictor"],
         # Costs that come with a saved model are no axis of their own.
         **{name: axes[name] for name in ("router_s", "predictor_s") if axes[name] is None and feed.folders},
         "queue": queue,
@@ -291,7 +292,7 @@ def _reading_axes(spec: Spec, entry: PolicyEntry, policy: type[Policy]) -> dict[
     return {
         "router": (either("router", "router_map") or ("auto",)) if confidence else (None,),
         "lengths": (either("length_predictor", "length_error") or (0.0,)) if lengths else (None,),
-        "rank_predictor": (axis("rank_predictor") or (None,)) if "rank" in policy.reads else (None,),
+        "rank_predictor": (axis("rank_predictor") or ("oracle",)) if "rank" in policy.reads else (None,),
         "router_s": (axis("router_s") or (None,)) if confidence else (0.0,),
         "predictor_s": (axis("predictor_s") or (None,)) if lengths else (0.0,),
         "queue": axis("queue"),

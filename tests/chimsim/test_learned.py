@@ -16,6 +16,7 @@ from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, trace_named, training_overlap
 from chimsim.grid import cells
 from chimsim.learned import manifest_of
+from chimsim.plots import series_labels
 from chimsim.predictors import FinishedStage, PredictionInput
 from chimsim.spec import spec_from
 from chimsim.sweeps import sweep
@@ -69,9 +70,11 @@ def keys_of(made: tuple[str, str, str], **more: Any) -> dict[str, Any]:
 
 def test_a_sweep_over_saved_models_and_oracles(made: tuple[str, str, str], cache: Path) -> None:
     found = sweep(**keys_of(made)).summary
-    assert found["length_predictor"].fillna("").tolist() == ["", "length"] * 3
+    assert found["length_predictor"].tolist() == ["oracle", "length"] * 3
     assert found["router"].fillna("").tolist() == ["", "", "oracle", "oracle", "router", "router"]
     assert found["workflows"].tolist() == [60] * 6
+    labels = series_labels(found).tolist()
+    assert len(set(labels)) == 6, "no two cells share a line or a row"
     again = sweep(**keys_of(made)).summary
     assert again.equals(found)
     assert {path.name.split("-")[0] for path in (cache / "chimsim").iterdir()} == {"length", "router"}
