@@ -126,6 +126,10 @@ def _figures(results: Results, summary: pd.DataFrame, kind: str, latency: str) -
         yield "utilisation", utilisation(results, summary)
 
 
+_SHORT = {"length_predictor": "len", "rank_predictor": "rank"}
+"""Axes whose own names would leave no room for their values in a label."""
+
+
 def series_labels(summary: pd.DataFrame) -> pd.Series:
     """What each row's line is called: the policy, and whatever else varies inside a panel, but not tau."""
     labels = summary["policy"].astype(str)
@@ -135,7 +139,8 @@ def series_labels(summary: pd.DataFrame) -> pd.Series:
         for policy, rows in summary.groupby("policy", observed=True, sort=False):
             if rows[name].nunique(dropna=True) > 1:
                 mine = (summary["policy"] == policy) & summary[name].notna()
-                labels[mine] = labels[mine] + [f" {name}={_text(value)}" for value in summary.loc[mine, name]]
+                short = _SHORT.get(name, name)
+                labels[mine] = labels[mine] + [f" {short}={_text(value)}" for value in summary.loc[mine, name]]
     return labels
 
 

@@ -5,6 +5,7 @@ Plain text from data frames; it reads no files and prints nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,7 +134,9 @@ def run_tables(requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mappi
 
 
 def _shortened(label: str, width: int = 24) -> str:
-    """A long label by its beginning and its end, which is where labels differ."""
+    """A long label without the names of its values, and if need be by its beginning and its end."""
+    if len(label) > width:
+        label = re.sub(r"\b\w+=", "", label)
     if len(label) <= width:
         return label
     return f"{label[: width // 2 - 1]}..{label[1 - width // 2 :]}"
