@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from math import log, nan, pi, tan
+from math import log, pi, tan
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
-from calibration.scores import kendall_distance
+from calibration.scores import average_precision, kendall_distance
 from chimsim.errors import ChimsimError
 
 Floats = npt.NDArray[np.float64]
@@ -76,15 +76,6 @@ def noisy_lengths(true: Floats, z: Floats, distance: float) -> Floats:
     x = float(brentq(excess, 0.0, _STEEPEST, xtol=1e-5))
     # Finite whatever the noise; lengths beyond are of no use to anyone.
     return np.exp(np.clip(logs + spread * tan(pi * x) * z, -600.0, 600.0))
-
-
-def average_precision(labels: Floats, scores: Floats) -> float:
-    """Mean over the solved of the precision at their rank, best score first (ties in order of position)."""
-    hits = labels[np.argsort(-scores, kind="stable")]
-    solved = np.flatnonzero(hits)
-    if not len(solved):
-        return nan
-    return float((np.arange(1, len(solved) + 1) / (solved + 1)).mean())
 
 
 def noisy_confidence(labels: Floats, z: Floats, target: float) -> Floats:

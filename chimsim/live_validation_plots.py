@@ -9,29 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import matplotlib
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from chimsim.live_validation import RANKED, Block, label
-from chimsim.plots import STYLE, figure_bytes
-from chimsim.results import write_file
+from chimsim.plots import paper_style, write_figure
 from chimsim.validation_plots import MEASURED, SIMULATED
 
 
 def draw_live(blocks: Sequence[Block], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write ``live-validation.png`` and ``.svg`` into the folder; the files written."""
-    written = []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, STYLE))
-        figure = live_figure(blocks)
-        for name in formats:
-            path = folder / f"live-validation.{name}"
-            write_file(path, figure_bytes(figure, name))
-            written.append(path)
-    return written
+    with paper_style():
+        return write_figure(live_figure(blocks), [folder / f"live-validation.{name}" for name in formats])
 
 
 def live_figure(blocks: Sequence[Block]) -> Figure:

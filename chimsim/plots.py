@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from math import ceil
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +51,7 @@ _SPARE = [
     ("#4D4D4D", "*"),
     ("#1F9EA8", "d"),
 ]
-STYLE = {
+_STYLE = {
     "font.family": ["DejaVu Sans"],
     "font.size": 8.0,
     "axes.titlesize": 8.5,
@@ -96,16 +97,27 @@ def draw(
     if summary.empty:
         raise ChimsimError(f"{results.path} has no finished cell to draw")
     written: list[Path] = []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, STYLE))
+    with paper_style():
         for kind in kinds:
             for stem, figure in _figures(results, summary, kind, latency):
-                for name in formats:
-                    path = results.path / f"{stem}.{name}"
-                    write_file(path, figure_bytes(figure, name))
-                    written.append(path)
+                written += write_figure(figure, [results.path / f"{stem}.{name}" for name in formats])
     return written
+
+
+@contextmanager
+def paper_style() -> Iterator[None]:
+    """Figures made meanwhile look alike, whatever the user's own matplotlib settings are."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(cast(Any, _STYLE))
+        yield
+
+
+def write_figure(figure: Figure, paths: Sequence[Path]) -> list[Path]:
+    """Write the figure to each path, in its suffix's format, inside `paper_style`: the same figure, the same bytes."""
+    for path in paths:
+        write_file(path, _figure_bytes(figure, path.suffix.lstrip(".").lower()))
+    return list(paths)
 
 
 def _figures(results: Results, summary: pd.DataFrame, kind: str, latency: str) -> Iterator[tuple[str, Figure]]:
@@ -489,7 +501,7 @@ def _bottom_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
                   handlelength=1.8, columnspacing=1.2)  # fmt: skip
 
 
-def figure_bytes(figure: Figure, kind: str) -> bytes:
+def _figure_bytes(figure: Figure, kind: str) -> bytes:
     sink = io.BytesIO()
     metadata: dict[str, Any] = {
         "png": {"Software": None},

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from chimsim.errors import ChimsimError
-from chimsim.plots import FORMATS, STYLE, figure_bytes
-from chimsim.results import write_file
+from chimsim.plots import FORMATS, paper_style, write_figure
 
 _LINES = (
     ("#0072B2", "o"), ("#D55E00", "D"), ("#009E73", "P"), ("#CC79A7", "X"), ("#E69F00", "s"), ("#56B4E9", "v"),
@@ -26,16 +24,11 @@ _FEW = 10
 """Bins with fewer workflows than this are not drawn: their rate is chance."""
 
 
-def check_format(path: Path) -> str:
-    """The file's format, by its suffix.
-
-    Raises:
-        ChimsimError: not one that figures are written in.
-    """
+def check_format(path: Path) -> None:
+    """Raises `ChimsimError` where the suffix is not of a format that figures are written in."""
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
         raise ChimsimError(f"{path}: expected a figure ending in {', '.join('.' + name for name in FORMATS)}")
-    return kind
 
 
 def draw_router(scores: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> None:
@@ -45,11 +38,9 @@ def draw_router(scores: Sequence[tuple[str, Mapping[str, Any]]], path: Path) -> 
         scores: name and scores of each router, of `calibration.router_eval.evaluate`.
         path: .png, .svg or .pdf.
     """
-    kind = check_format(path)
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, STYLE))
-        write_file(path, figure_bytes(router_figure(scores), kind))
+    check_format(path)
+    with paper_style():
+        write_figure(router_figure(scores), [path])
 
 
 def router_figure(scores: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import matplotlib
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -19,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from chimsim.plots import STYLE, figure_bytes
-from chimsim.results import write_file
+from chimsim.plots import paper_style, write_figure
 from chimsim.validation import Comparison, relative_errors
 
 Floats = npt.NDArray[np.float64]
@@ -46,16 +44,8 @@ _ERRORS: tuple[tuple[str, str, str, Any], ...] = (
 
 def draw_validation(comparison: Comparison, folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
     """Write ``validation.png`` and ``validation.svg`` into the folder; the files written."""
-    written = []
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(cast(Any, STYLE))
-        figure = validation_figure(comparison)
-        for name in formats:
-            path = folder / f"validation.{name}"
-            write_file(path, figure_bytes(figure, name))
-            written.append(path)
-    return written
+    with paper_style():
+        return write_figure(validation_figure(comparison), [folder / f"validation.{name}" for name in formats])
 
 
 def validation_figure(comparison: Comparison) -> Figure:

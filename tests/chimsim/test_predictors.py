@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
-from calibration.scores import kendall_distance
-from chimsim.dials import Floats, average_precision, noise, noisy_confidence, noisy_lengths
+from calibration.scores import average_precision, kendall_distance
+from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError
 from chimsim.predictors import PredictionInput, TracePredictor, build_predictor
 from policies.interface import Prediction
