@@ -53,6 +53,11 @@ class SavedModel:
     digest: str
     """SHA-256 over the manifest, which holds the checksums of all other files: for the hash of what depends on it"""
 
+    @property
+    def size_bytes(self) -> int:
+        """Of all its files but the manifest."""
+        return sum(each["bytes"] for each in self.manifest["files"].values())
+
     @cached_property
     def trained_on(self) -> frozenset[str]:
         """Ids of the workflows it learned from."""

@@ -6,9 +6,8 @@ They parse, call and print; learning and scores are in `calibration.length_model
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,17 @@ from rich.table import Table
 
 import chimsim
 from chimsim.errors import ChimsimError, near
-from chimsim.results import ordered_json_bytes
+from chimsim.training_cli import (
+    JsonOpt,
+    ModelsOpt,
+    SeedOpt,
+    names,
+    number,
+    print_json,
+    print_written,
+    progress,
+    unseen,
+)
 from traces import load_trace
 
 if TYPE_CHECKING:
@@ -34,14 +43,11 @@ predictor_app = typer.Typer(
 KINDS = ("length", "rank")
 
 TraceOpt = Annotated[str, typer.Option("--trace", help="A shipped trace or a trace file; prompts help, labels do not.")]
-ModelsOpt = Annotated[str | None, typer.Option("--models", help="Models, comma-separated (default: all).")]
 KindOpt = Annotated[
     str, typer.Option("--kind", help="length: a quantile forest; rank: LightGBM's ranker, for LTR (extra ltr).")
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", help="Of the split and of the training.")]
 TextOpt = Annotated[bool, typer.Option("--text/--no-text", help="Read the prompts.")]
 HistoryOpt = Annotated[bool, typer.Option("--history/--no-history", help="Look at what finished stages put out.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 _ORDER_NOTE = """Kendall-tau distance: share of pairs in the wrong order (0: none, 0.5: chance).
 FCFS: as they arrive; prompt: shorter prompts first. {what}"""
@@ -84,9 +90,9 @@ def train(
     trainer = _trainer(kind, quantile=quantile, seed=seed, text=text, history=history)
     check_folder(out)
     loaded = load_trace(trace)
-    chosen = check_models(loaded, _names(models))
+    chosen = check_models(loaded, names(models))
     parts = split(loaded, test_share, seed)
-    with _progress() as tell:
+    with progress() as tell:
         tell(f"learning from {len(parts.train)} workflows")
         began = time.perf_counter()
         model = trainer(parts.train, chosen)
@@ -104,19 +110,22 @@ def train(
         else:
             saved = save_rank(out, model, made_by=version, **kept)
     _note_textless(text and not model.reads_text, loaded.name)
-    size = sum(each["bytes"] for each in saved.manifest["files"].values())
     if as_json:
-        _print_json({"folder": str(out), "digest": saved.digest, "bytes": size, "train_s": train_s, **saved.manifest})
+        print_json(
+            {
+                "folder": str(out),
+                "digest": saved.digest,
+                "bytes": saved.size_bytes,
+                "train_s": train_s,
+                **saved.manifest,
+            }
+        )
         return
     typer.echo(f"{loaded.name}: {kind} predictor, learned from {len(parts.train)} workflows in {train_s:.1f} s")
     if table:
         typer.echo(f"judged on {len(parts.test)} workflows held out (seed {seed}):")
         _print_scores(table, kind)
-    typer.echo(
-        f"cost a call: batch 1 {cost['batch_1_p50']:.2f} ms (p99 {cost['batch_1_p99']:.2f}), "
-        f"batch 32 {cost['batch_32_p50']:.2f} ms (p99 {cost['batch_32_p99']:.2f})"
-    )
-    typer.echo(f"written: {out} ({size / 1e6:.1f} MB)")
+    print_written(out, saved, cost)
 
 
 @predictor_app.command(name="eval")
@@ -154,13 +163,13 @@ def eval_(
         raise ChimsimError("group-by trains predictors of its own; leave out model-dir")
     trainer = _trainer(kind, seed=seed, text=text, history=history)
     loaded = load_trace(trace)
-    with _progress() as tell:
+    with progress() as tell:
         if model_dir is not None:
-            judged, kind = _judge_saved(loaded, model_dir, _names(models))
+            judged, kind = _judge_saved(loaded, model_dir, names(models))
             unseen = len({row.known.workflow_id for row in judged.rows})
             how = f"{unseen} workflows that {model_dir} has not learned from"
         else:
-            chosen = check_models(loaded, _names(models))
+            chosen = check_models(loaded, names(models))
             splits = by_workload(loaded) if group_by else make_folds(loaded, folds, seed)
             how = f"{len(splits)} workloads, each left out in turn" if group_by else f"{folds} folds (seed {seed})"
             textless: list[bool] = []
@@ -174,7 +183,7 @@ def eval_(
             _note_textless(text and all(textless), loaded.name)
     table = evaluate(judged, [workflow.workflow_id for workflow in loaded.workflows])
     if as_json:
-        _print_json(
+        print_json(
             {"trace": loaded.name, "trace_digest": loaded.digest, "judged_on": how, "kind": kind, "scores": table}
         )
         return
@@ -213,22 +222,13 @@ def _judge_saved(trace: Trace, model_dir: Path, models: Sequence[str] | None) ->
     check_models(trace, model.models)
     assert model.saved is not None
     known = model.saved.trained_on
-    unseen = [workflow for workflow in trace.workflows if workflow.workflow_id not in known]
-    if not unseen:
-        raise ChimsimError(
-            f"{model_dir} has learned from every workflow of trace {trace.name}; nothing is left to judge it on "
-            "(train with --test-share, or give another trace)"
-        )
-    return judge(model, unseen, [workflow for workflow in trace.workflows if workflow.workflow_id in known]), kind
+    learned = [workflow for workflow in trace.workflows if workflow.workflow_id in known]
+    return judge(model, unseen(trace, model_dir, known), learned), kind
 
 
 def _note_textless(textless: bool, trace: str) -> None:
     if textless:
         typer.echo(f"chimsim: note: trace {trace} has no prompts to learn from; text features are left out", err=True)
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _print_scores(table: Sequence[Mapping[str, Any]], kind: str) -> None:
@@ -265,10 +265,10 @@ def _order_table(rows: Sequence[Mapping[str, Any]], kind: str, single: bool) -> 
         )
         last = what
     for row in rows:
-        made.add_row(row["model"], str(row["calls"]), *(_number(row["kendall"][what][name]) for what, name in columns))
+        made.add_row(row["model"], str(row["calls"]), *(number(row["kendall"][what][name]) for what, name in columns))
     if len(rows) > 1:
         means = [sum(row["kendall"][what][name] for row in rows) / len(rows) for what, name in columns]
-        made.add_row("mean", str(sum(row["calls"] for row in rows)), *(_number(mean) for mean in means))
+        made.add_row("mean", str(sum(row["calls"] for row in rows)), *(number(mean) for mean in means))
     return made
 
 
@@ -283,26 +283,7 @@ def _tokens_table(rows: Sequence[Mapping[str, Any]], single: bool) -> Table:
     for row in rows:
         cells = []
         for _, what in parts:
-            cells += [_number(row[what][key], 0 if name == "mean" else 1) for name, key in columns]
+            cells += [number(row[what][key], 0 if name == "mean" else 1) for name, key in columns]
             cells.append(f"{row[what]['coverage']:.1%}")
         made.add_row(row["model"], *cells)
     return made
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return "-" if value != value else f"{value:.{digits}f}"
-
-
-def _print_json(value: Mapping[str, Any]) -> None:
-    typer.echo(ordered_json_bytes(value).decode(), nl=False)
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being done, on stderr: a line that is overwritten on a terminal, nothing where it is piped."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("reading") as status:
-        yield status.update

@@ -5,11 +5,9 @@ They parse, call and print; learning and scores are in `calibration.router_model
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +17,18 @@ from rich.table import Table
 
 import chimsim
 from chimsim.errors import ChimsimError
+from chimsim.training_cli import (
+    JsonOpt,
+    ModelsOpt,
+    SeedOpt,
+    listed,
+    names,
+    number,
+    print_json,
+    print_written,
+    progress,
+    unseen,
+)
 from traces import load_trace
 
 if TYPE_CHECKING:
@@ -32,7 +42,6 @@ router_app = typer.Typer(
 )
 
 TraceOpt = Annotated[str, typer.Option("--trace", help="A shipped trace or a trace file, with prompts and labels.")]
-ModelsOpt = Annotated[str | None, typer.Option("--models", help="Models, comma-separated (default: all).")]
 BaseOpt = Annotated[
     str | None, typer.Option("--base-model", help="Encoder of embeddings and modernbert: a folder or a hub name.")
 ]
@@ -40,8 +49,6 @@ PairOpt = Annotated[
     str | None,
     typer.Option("--pair", help="SMALL,LARGE of the routing curve (default: lowest and highest solved rate)."),
 ]
-SeedOpt = Annotated[int, typer.Option("--seed", help="Of the split and of the training.")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 _BACKENDS = "tfidf, forest, embeddings or modernbert"
 _TARGETS = "solved, joint or difference"
@@ -77,13 +84,14 @@ def train(
     from calibration.router_eval import cost_ms, evaluate
     from calibration.router_model import learning_set, save_router, train_router
     from calibration.rows import check_models, split
-    from calibration.saved import training_record
+    from calibration.saved import check_folder, training_record
 
+    check_folder(out)
     loaded = load_trace(trace)
-    chosen = check_models(loaded, _names(models))
+    chosen = check_models(loaded, names(models))
     parts = split(loaded, test_share, seed)
     data = learning_set(parts.train, chosen)
-    with _progress() as tell:
+    with progress() as tell:
         began = time.perf_counter()
         router = train_router(data, backend=backend, target=target, seed=seed, base_model=base_model, progress=tell)
         train_s = time.perf_counter() - began
@@ -91,7 +99,7 @@ def train(
         scores: dict[str, Any] = {}
         if parts.test:
             test = learning_set(parts.test, chosen)
-            scores = evaluate(test, router.predict_proba(test.prompts), _names(pair))
+            scores = evaluate(test, router.predict_proba(test.prompts), names(pair))
         cost = cost_ms(router, data.prompts)
         saved = save_router(
             out,
@@ -102,9 +110,8 @@ def train(
             made_by=chimsim.__version__,
             settings={"train_s": round(train_s, 3), "base_model": base_model},
         )
-    size = sum(each["bytes"] for each in saved.manifest["files"].values())
     if as_json:
-        _print_json({"folder": str(out), "digest": saved.digest, "bytes": size, **dict(saved.manifest)})
+        print_json({"folder": str(out), "digest": saved.digest, "bytes": saved.size_bytes, **dict(saved.manifest)})
         return
     _note_textless(len(parts.train) - len(data.prompts))
     typer.echo(
@@ -114,11 +121,7 @@ def train(
     if scores:
         typer.echo(f"judged on {scores['n']} workflows held out (seed {seed}):")
         _print_scores(scores)
-    typer.echo(
-        f"cost a call: batch 1 {cost['batch_1_p50']:.2f} ms (p99 {cost['batch_1_p99']:.2f}), "
-        f"batch 32 {cost['batch_32_p50']:.2f} ms (p99 {cost['batch_32_p99']:.2f})"
-    )
-    typer.echo(f"written: {out} ({size / 1e6:.1f} MB)")
+    print_written(out, saved, cost)
 
 
 @router_app.command(name="eval")
@@ -160,22 +163,22 @@ def eval_(
         raise ChimsimError(f"group-by {group_by!r} is unknown; expected workload")
     loaded = load_trace(trace)
     judged: list[tuple[str, LearningSet, dict[str, Any]]] = []
-    with _progress() as tell:
+    with progress() as tell:
         if model_dir is not None:
             if group_by is not None:
                 raise ChimsimError("group-by trains routers of its own; leave out model-dir")
-            judged.append(_judge_saved(loaded, model_dir, _names(models), _names(pair)))
+            judged.append(_judge_saved(loaded, model_dir, names(models), names(pair)))
             how = f"{judged[0][1].labels.shape[0]} workflows that {model_dir} has not learned from"
         else:
-            chosen = check_models(loaded, _names(models))
+            chosen = check_models(loaded, names(models))
             splits = by_workload(loaded) if group_by else make_folds(loaded, folds, seed)
             how = f"{len(splits)} workloads, each left out in turn" if group_by else f"{folds} folds (seed {seed})"
-            for name in _listed(backend):
-                for wanted in _listed(target):
+            for name in listed(backend):
+                for wanted in listed(target):
                     data, probabilities = cross_validated(
                         splits, chosen, backend=name, target=wanted, seed=seed, base_model=base_model, progress=tell
                     )
-                    judged.append((f"{name} {wanted}", data, evaluate(data, probabilities, _names(pair))))
+                    judged.append((f"{name} {wanted}", data, evaluate(data, probabilities, names(pair))))
     if model_dir is None:
         _note_textless(len(loaded.workflows) - len(judged[0][1].prompts))
     named = [(name, scores) for name, _, scores in judged]
@@ -185,7 +188,7 @@ def eval_(
         draw_router(named, plot)
     if as_json:
         rows = [{"router": name, **scores} for name, scores in named]
-        _print_json({"trace": loaded.name, "trace_digest": loaded.digest, "judged_on": how, "routers": rows})
+        print_json({"trace": loaded.name, "trace_digest": loaded.digest, "judged_on": how, "routers": rows})
         return
     typer.echo(f"{loaded.name}: {how}")
     if len(named) > 1:
@@ -207,27 +210,13 @@ def _judge_saved(
     if models is not None and tuple(models) != router.models:
         raise ChimsimError(f"{model_dir} was trained for {', '.join(router.models)}; leave out --models")
     check_models(trace, router.models)
-    unseen = [workflow for workflow in trace.workflows if workflow.workflow_id not in saved.trained_on]
-    if not unseen:
-        raise ChimsimError(
-            f"{model_dir} has learned from every workflow of trace {trace.name}; nothing is left to judge it on "
-            "(train with --test-share, or give another trace)"
-        )
-    data = learning_set(unseen, router.models)
+    data = learning_set(unseen(trace, model_dir, saved.trained_on), router.models)
     return f"{router.backend} {router.target}", data, evaluate(data, router.predict_proba(data.prompts), pair)
 
 
 def _note_textless(count: int) -> None:
     if count:
         typer.echo(f"chimsim: note: {count} workflows have no prompt and are left out", err=True)
-
-
-def _listed(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _names(text: str | None) -> list[str] | None:
-    return None if text is None else _listed(text)
 
 
 def _print_scores(scores: dict[str, Any]) -> None:
@@ -238,9 +227,9 @@ def _print_scores(scores: dict[str, Any]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for model, row in scores["models"].items():
         numbers = (row[name] for name in ("solved_rate", "ap", "ece", "brier", "base_brier"))
-        table.add_row(model, str(row["n"]), *(_number(value) for value in numbers))
+        table.add_row(model, str(row["n"]), *(number(value) for value in numbers))
     means = (scores["base_rate"], scores["map"], scores["ece"], scores["brier"])
-    table.add_row("mean (AP: mAP)", str(scores["n"]), *(_number(value) for value in means), "")
+    table.add_row("mean (AP: mAP)", str(scores["n"]), *(number(value) for value in means), "")
     console.print(table)
     typer.echo(_NOTE)
     if "curve" not in scores:
@@ -248,8 +237,8 @@ def _print_scores(scores: dict[str, Any]) -> None:
     small, large = scores["pair"]
     typer.echo(
         f"\nBetween {small} and {large}: only the larger solves {scores['only_large']:.1%}, only the\n"
-        f"smaller {scores['only_small']:.1%}. Gap AUC {_number(scores['gap_auc'])} (0.5: chance). Of the oracle's "
-        f"area over random\nmixing the router has {_number(scores['curve_area'])}.\n"
+        f"smaller {scores['only_small']:.1%}. Gap AUC {number(scores['gap_auc'])} (0.5: chance). Of the oracle's "
+        f"area over random\nmixing the router has {number(scores['curve_area'])}.\n"
     )
     curve = Table(box=None, pad_edge=False, title=f"solved (%) when this share of calls goes to {large}")
     shown = [row for row in scores["curve"] if round(row[0] * 100) % 10 == 0]
@@ -257,7 +246,7 @@ def _print_scores(scores: dict[str, Any]) -> None:
     for row in shown:
         curve.add_column(f"{row[0]:.0%}".rstrip("%"), justify="right", no_wrap=True)
     for column, name in ((1, "random"), (2, "router"), (3, "oracle")):
-        curve.add_row(name, *(_number(100 * row[column], 1) for row in shown))
+        curve.add_row(name, *(number(100 * row[column], 1) for row in shown))
     console.print(curve)
 
 
@@ -268,32 +257,5 @@ def _comparison(named: Sequence[tuple[str, dict[str, Any]]]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for router, scores in named:
         keys = ("map", "base_rate", "ece", "brier", "gap_auc", "curve_area")
-        table.add_row(router, *(_number(scores.get(key, math.nan)) for key in keys))
+        table.add_row(router, *(number(scores.get(key, math.nan)) for key in keys))
     return table
-
-
-def _number(value: float, digits: int = 3) -> str:
-    return "-" if value != value else f"{value:.{digits}f}"
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(_without_nan(value), indent=2, allow_nan=False))
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(item) for item in value]
-    return None if isinstance(value, float) and value != value else value
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being done, on stderr: a line that is overwritten on a terminal, nothing where it is piped."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda text: None
-        return
-    with console.status("reading") as status:
-        yield status.update
