@@ -113,7 +113,7 @@ def from_ops(
         typer.echo(json.dumps(summary(profile, fit.residuals, tables.notes, written), indent=2))
         return
     typer.echo(f"{title}, from {tables.folder}")
-    Console(width=WIDTH).print(residual_table(fit.residuals))
+    Console(width=WIDTH).print(residual_table([(part.part, part) for part in fit.residuals]))
     for line in _remarks(profile, tables.notes):
         typer.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
     typer.echo("written: " + ", ".join(written))
@@ -139,23 +139,17 @@ def _card(model: str, config: Path | None, layers: int | None, max_model_len: in
     return card if layers is None else replace(card, layers=layers)
 
 
-def residual_table(residuals: Sequence[Residuals]) -> Table:
-    """How well each part fits: relative errors over its cells, and the cell that fits worst."""
+def residual_table(parts: Sequence[tuple[str, Residuals]], title: str = "part") -> Table:
+    """How well each part fits, by name: relative errors over its cells, and the cell that fits worst."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("part")
+    table.add_column(title)
     for name in ("cells", "median", "p95", "bias"):
         table.add_column(name, justify="right")
     table.add_column("worst cell", overflow="fold")
-    for part in residuals:
+    for name, part in parts:
         worst = part.worst(1)[0]
-        table.add_row(
-            part.part,
-            f"{len(part.cells):,}",
-            f"{part.median:.1%}",
-            f"{part.p95:.1%}",
-            f"{part.bias:+.1%}",
-            f"{worst.error:+.0%} {worst.label}",
-        )
+        figures = (f"{part.median:.1%}", f"{part.p95:.1%}", f"{part.bias:+.1%}")
+        table.add_row(name, f"{len(part.cells):,}", *figures, f"{worst.error:+.0%} {worst.label}")
     return table
 
 

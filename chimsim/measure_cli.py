@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from chimsim.calibrate_cli import residual_table
 from chimsim.errors import ChimsimError
 from chimsim.live_cli import InactivityOpt, JsonOpt, KeyOpt, ModelOpt, UrlOpt, drive, progress
 from chimsim.record_cli import record_command
@@ -135,25 +135,12 @@ def _finish(raw_path: Path, out: Path, mean_call_tokens: float | None, as_json: 
         return
     header = raw.header
     typer.echo(f"{header.model} on {header.gpus} x {header.gpu}, vLLM {header.version}, measured {header.date}\n")
-    Console(width=WIDTH).print(residual_table(fit))
+    parts = [(f"{part.part}, fitted", part) for part in fit.in_sample]
+    parts += [(f"{part.part}, held out", part) for part in fit.held_out]
+    Console(width=WIDTH).print(residual_table(parts, "error of the fit"))
     for line in remarks(raw, fit):
         typer.echo(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     typer.echo(f"written: {out} (raw measurements: {raw_path})")
-
-
-def residual_table(fit: MeasuredFit) -> Table:
-    """Relative errors of the fit: cells that it was made from, and cells held out of it."""
-    table = Table(box=None, pad_edge=False)
-    table.add_column("error of the fit")
-    for name in ("cells", "median", "p95", "bias"):
-        table.add_column(name, justify="right")
-    table.add_column("worst cell", overflow="fold")
-    for how, parts in (("fitted", fit.in_sample), ("held out", fit.held_out)):
-        for part in parts:
-            worst = part.worst(1)[0]
-            figures = (f"{part.median:.1%}", f"{part.p95:.1%}", f"{part.bias:+.1%}")
-            table.add_row(f"{part.part}, {how}", str(len(part.cells)), *figures, f"{worst.error:+.0%} {worst.label}")
-    return table
 
 
 def remarks(raw: Raw, fit: MeasuredFit) -> list[str]:

@@ -1,6 +1,6 @@
 """``chimsim calibrate record``: requests sent to a running engine, recorded for `chimsim validate`.
 
-It parses, calls and prints; `chimsim.live.replay` sends.
+It parses, calls and prints; `chimsim.live.recording` sends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from chimsim.results import ordered_json_bytes, write_file
 
 if TYPE_CHECKING:
     from chimsim.live.metrics import EngineMetrics
-    from chimsim.live.replay import Recording
+    from chimsim.live.recording import Recording
     from chimsim.measured import Record
 
 WIDTH = 80
@@ -59,8 +59,8 @@ def record_command(
     """
     from chimsim.live.client import Client
     from chimsim.live.measure import Engine
-    from chimsim.live.replay import lengths, poisson, replay
-    from chimsim.live.replay import like as planned_like
+    from chimsim.live.recording import lengths, poisson, replay
+    from chimsim.live.recording import like as planned_like
     from chimsim.measured import read_run, record_line
 
     if out.exists():

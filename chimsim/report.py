@@ -28,7 +28,7 @@ def summary_table(summary: pd.DataFrame) -> str:
         for combo, panel in part.groupby("combo", sort=False, observed=True):
             rows = _panel(panel, several)
             lines += ["", f"{combo}  {title}"] if lines else [f"{combo}  {title}"]
-            lines += _aligned([_header(several), *(row for row, _ in rows)])
+            lines += aligned([_header(several), *(row for row, _ in rows)])
             marks |= {mark for _, found in rows for mark in found}
     notes = {
         "*": "* no other row of its block is both faster and better",
@@ -105,7 +105,7 @@ def run_tables(requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mappi
     """One run in full: its metrics, its engines, its stages."""
     blocks = [
         title,
-        "\n".join(_aligned([[k, _value(v)] for k, v in summary.items() if "[" not in k], left=1)),
+        "\n".join(aligned([[k, _value(v)] for k, v in summary.items() if "[" not in k], "l")),
     ]
     engines = [["engine", "busy %", "slots %", "load %", "requests", "out tokens", "preempted", "yielded"]]
     for row in engine_rows.to_dict("records"):
@@ -118,7 +118,7 @@ def run_tables(requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mappi
                 *(str(int(row[key])) for key in ("requests", "output_tokens", "preemptions", "yields")),
             ]
         )
-    blocks.append("\n".join(_aligned(engines, left=1)))
+    blocks.append("\n".join(aligned(engines, "l")))
     done = requests[requests["measured"] & (requests["status"] == "completed")]
     done = done.assign(
         queue_s=done["admitted_at"] - done["ready_at"],
@@ -129,7 +129,7 @@ def run_tables(requests: pd.DataFrame, engine_rows: pd.DataFrame, summary: Mappi
     for (stage, model), part in done.groupby(["stage_name", "model"], sort=True, observed=True):
         means = (part[c].mean() for c in ("prompt_tokens", "output_tokens", "queue_s", "ttft_s", "e2e_s"))
         stages.append([str(stage), str(model), str(len(part)), *(number(float(mean)) for mean in means)])
-    blocks.append("\n".join(_aligned(stages, left=2)))
+    blocks.append("\n".join(aligned(stages)))
     return "\n\n".join(blocks)
 
 
@@ -162,12 +162,9 @@ def _value(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _aligned(rows: Sequence[Sequence[str]], left: int = 2) -> list[str]:
-    """Columns set under each other, the first ``left`` flush left, the rest flush right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+def aligned(rows: Sequence[Sequence[str]], sides: str = "ll") -> list[str]:
+    """Columns set under each other, flush left or right as ``sides`` has an l or r for them; right beyond its end."""
+    columns = len(rows[0])
+    widths = [max(len(row[i]) for row in rows) for i in range(columns)]
+    flush = [str.ljust if side == "l" else str.rjust for side in sides.ljust(columns, "r")[:columns]]
+    return ["  ".join(set_(c, w) for set_, c, w in zip(flush, row, widths, strict=True)).rstrip() for row in rows]

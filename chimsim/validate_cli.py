@@ -17,6 +17,7 @@ from chimsim.errors import ChimsimError
 from chimsim.live_validation import METRICS, Block, Limits, Verdict, label, to_dict, validate_live, verdict
 from chimsim.live_validation_plots import draw_live
 from chimsim.measured import FORMATS, MeasuredRun, read_run
+from chimsim.report import aligned
 from chimsim.results import ordered_json_bytes, write_file
 from chimsim.run_meta import EngineFile, Setting, disagreements, read_engine_file, read_timeseries, resolve
 from chimsim.validation import compare, replay
@@ -305,13 +306,4 @@ def _wrapped(text: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], sides: str) -> str:
-    """Columns set under each other; ``sides`` has an l (left) or r (right) for each."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = (
-            cell.ljust(width) if side == "l" else cell.rjust(width)
-            for cell, width, side in zip(row, widths, sides, strict=True)
-        )
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    return "\n".join(aligned(rows, sides))

@@ -16,7 +16,7 @@ from typing import TypeVar
 from calibration.raw_measurements import Header, Measurement, RawWriter, Skipped, read_raw
 from chimsim.errors import ChimsimError
 from chimsim.live.client import Answer, Client, Completion, EngineError
-from chimsim.live.metrics import EngineMetrics, read_metrics
+from chimsim.live.metrics import EngineMetrics, look
 from chimsim.live.plan import PREFILLS, QUICK_REPEATS, REPEATS, Cell, Limits, plan, unfit
 from chimsim.live.windows import decode_window, mixed_window
 
@@ -92,13 +92,7 @@ class Engine:
 
     async def metrics(self) -> EngineMetrics | None:
         """A snapshot, None where the server has no metrics of vLLM's."""
-        text = await self.client.metrics_text()
-        if text is None:
-            return None
-        try:
-            return read_metrics(text)
-        except ChimsimError:
-            return None
+        return await look(self.client)
 
     async def idle(self) -> EngineMetrics | None:
         """A snapshot of the engine at rest. Raises `ChimsimError` when somebody else keeps it busy."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from prometheus_client.parser import text_string_to_metric_families
 
 from chimsim.errors import ChimsimError
+from chimsim.live.client import Client
 
 # newest name first; counters have their suffix
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -69,6 +70,17 @@ class EngineMetrics:
     def prefix_caching(self) -> bool | None:
         """Whether the engine keeps prefixes, None where it does not say."""
         return {"true": True, "false": False}.get(self.cache.get("enable_prefix_caching", "").lower())
+
+
+async def look(client: Client) -> EngineMetrics | None:
+    """A snapshot of a server's metrics, None where it has none of vLLM's. Raises `EngineError`."""
+    text = await client.metrics_text()
+    if text is None:
+        return None
+    try:
+        return read_metrics(text)
+    except ChimsimError:
+        return None
 
 
 def read_metrics(text: str) -> EngineMetrics:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import nan
 
 from chimsim.live.client import Chunk, Client, Completion, EngineError
 from chimsim.live.driver import Events, LiveRequest
-from chimsim.live.metrics import EngineMetrics, read_metrics
+from chimsim.live.metrics import EngineMetrics, look
 
 BUSY = (408, 425, 429, 503)
 """Statuses of a server that is well but wants to be asked later."""
@@ -37,12 +38,9 @@ class Endpoint:
     """whether it said how much of a prompt was in its prefix cache"""
 
     async def look(self) -> None:
-        """Read the metrics anew; a server without keeps none."""
-        try:
-            text = await self.client.metrics_text()
-        except EngineError:
-            return
-        self.metrics = read_metrics(text) if text is not None else None
+        """Read the metrics anew; a server without keeps none, one that does not answer its last ones."""
+        with suppress(EngineError):
+            self.metrics = await look(self.client)
 
 
 class ServerPort:

@@ -17,7 +17,7 @@ from chimsim import cli
 from chimsim.calibrate_cli import calibrate_app
 from chimsim.live.client import Client
 from chimsim.live.measure import Engine
-from chimsim.live.replay import MOST_FAILURES, Planned, like, poisson, replay
+from chimsim.live.recording import MOST_FAILURES, Planned, like, poisson, replay
 from chimsim.measure_cli import register
 from chimsim.measured import read_records, read_run
 from chimsim.run_meta import read_engine_file, read_timeseries
