@@ -1,6 +1,7 @@
 """What length and rank predictors look at: numbers known of a call before it starts, a row a model to predict for.
 
-Only `Known` goes in. What is fitted (words and their weights, means of categories) comes from training rows alone.
+Only `PredictionInput` goes in. What is fitted (words and their weights, means of categories) comes from training rows
+alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from calibration.rows import Known, Row
+from calibration.rows import PredictionInput, Row
 
 Floats = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float32]
@@ -138,14 +139,14 @@ class CallFeatures:
         which = np.array([fold[call.workflow_id] for call in calls])
         return self._matrix(calls, models, self._read(calls, regressions, which))
 
-    def transform(self, calls: Sequence[Known]) -> Matrix:
+    def transform(self, calls: Sequence[PredictionInput]) -> Matrix:
         """A row for each call and each of its models, in that order; float32 of shape (pairs, features)."""
         texts = None
         if self.reader is not None and self.reader.regression is not None and calls:
             texts = self._read(calls, [self.reader.regression], np.zeros(len(calls), np.int64))
         return self._matrix(calls, [call.models for call in calls], texts)
 
-    def _targets(self, rows: Sequence[Row], firsts: Mapping[str, Known]) -> Floats:
+    def _targets(self, rows: Sequence[Row], firsts: Mapping[str, PredictionInput]) -> Floats:
         """Log tokens of whole workflows, shape (workflows, models); a run that is missing has its model's mean."""
         place = {workflow_id: index for index, workflow_id in enumerate(firsts)}
         targets = np.full((len(firsts), len(self.models)), np.nan)
@@ -155,7 +156,7 @@ class CallFeatures:
         return np.where(np.isnan(targets), np.nanmean(targets, axis=0), targets)
 
     def _read(
-        self, calls: Sequence[Known], regressions: Sequence[Regression], which: npt.NDArray[np.int64]
+        self, calls: Sequence[PredictionInput], regressions: Sequence[Regression], which: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats]:
         """The texts' numbers and the expected logs by model, a row a call; each text is read once."""
         assert self.reader is not None
@@ -168,7 +169,7 @@ class CallFeatures:
         return np.hstack([reduced, numbers])[at], expected[at]
 
     def _matrix(
-        self, calls: Sequence[Known], models: Sequence[Sequence[str]], texts: tuple[Floats, Floats] | None
+        self, calls: Sequence[PredictionInput], models: Sequence[Sequence[str]], texts: tuple[Floats, Floats] | None
     ) -> Matrix:
         at = np.repeat(np.arange(len(calls)), [len(wanted) for wanted in models])
         wanted = [model for each in models for model in each]
@@ -183,7 +184,7 @@ class CallFeatures:
             parts += [expected[at, -1][:, None], expected[at, mine][:, None], numbers[at]]
         return np.hstack(parts).astype(np.float32)
 
-    def _counts(self, call: Known) -> list[float]:
+    def _counts(self, call: PredictionInput) -> list[float]:
         counts = [
             call.prompt_tokens,
             -1 if call.system_tokens is None else call.system_tokens,
@@ -213,7 +214,7 @@ def _regression(tfidf: Any, scaled: Floats, targets: Floats) -> Regression:
     return Regression(weights[: tfidf.shape[1]].copy(), weights[tfidf.shape[1] :].copy(), constant)
 
 
-def numbers_of(calls: Sequence[Known]) -> Floats:
+def numbers_of(calls: Sequence[PredictionInput]) -> Floats:
     """Tokens of the workflow's first prompt and counts of signs in this one, shape (calls, numbers)."""
     made = []
     for call in calls:
@@ -242,11 +243,11 @@ def _worth_reading(texts: Sequence[str]) -> bool:
     return False
 
 
-def _text(call: Known) -> str:
+def _text(call: PredictionInput) -> str:
     return (call.prompt or "")[:TEXT_CHARS]
 
 
-def _first_prompt(call: Known) -> int:
+def _first_prompt(call: PredictionInput) -> int:
     return call.finished[0].prompt_tokens if call.finished else call.prompt_tokens
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.features import CallFeatures, Floats
-from calibration.rows import Known, TrainingError, rows
+from calibration.rows import PredictionInput, TrainingError, rows
 from calibration.saved import ModelError, SavedModel, load_model, save_model
 from traces.schema import Workflow
 
@@ -75,7 +75,7 @@ class LengthModel:
         """Whether prompts had anything to tell when it was trained."""
         return self.features.text
 
-    def predict(self, calls: Sequence[Known], quantile: float | None = None) -> list[Mapping[str, Lengths]]:
+    def predict(self, calls: Sequence[PredictionInput], quantile: float | None = None) -> list[Mapping[str, Lengths]]:
         """The lengths of each call on each of its models; ``quantile`` is the settings' where none is given.
 
         All calls in one batch cost far less than one at a time. Raises `ModelError` for a quantile not between 0
@@ -85,7 +85,7 @@ class LengthModel:
         pairs = iter(lengths)
         return [{model: Lengths(*next(pairs)) for model in call.models} for call in calls]
 
-    def quantiles(self, calls: Sequence[Known], quantiles: Sequence[float]) -> Floats:
+    def quantiles(self, calls: Sequence[PredictionInput], quantiles: Sequence[float]) -> Floats:
         """Several quantiles at once, for each call and each of its models in order.
 
         Returns:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.features import CallFeatures, Floats
-from calibration.rows import Known, Row, TrainingError, rows
+from calibration.rows import PredictionInput, Row, TrainingError, rows
 from calibration.saved import ModelError, SavedModel, load_model, save_model
 from traces.schema import Workflow
 
@@ -60,12 +60,12 @@ class RankModel:
         """Whether prompts had anything to tell when it was trained."""
         return self.features.text
 
-    def predict(self, calls: Sequence[Known]) -> list[Mapping[str, float]]:
+    def predict(self, calls: Sequence[PredictionInput]) -> list[Mapping[str, float]]:
         """The rank of each call on each of its models: calls that will put out less have lower ones."""
         pairs = iter(self.scores(calls).tolist())
         return [{model: next(pairs) for model in call.models} for call in calls]
 
-    def scores(self, calls: Sequence[Known]) -> Floats:
+    def scores(self, calls: Sequence[PredictionInput]) -> Floats:
         """The same for each call and each of its models in order, shape (pairs,)."""
         if not calls:
             return np.zeros(0)

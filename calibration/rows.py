@@ -1,7 +1,7 @@
 """From a trace to what predictors learn from: calls as they look before they start, and splits by workflow.
 
-`Known` is all that may be known of a call before it runs; whatever learns or predicts sees nothing else, and the
-truth stays beside it, in `Row`. Splits keep all calls of a workflow, on all models, on one side.
+`PredictionInput` is all that may be known of a call before it runs; whatever learns or predicts sees nothing else, and
+the truth stays beside it, in `Row`. Splits keep all calls of a workflow, on all models, on one side.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from traces.schema import Trace, Workflow, near
 
@@ -21,50 +20,9 @@ class TrainingError(ValueError):
     """There is nothing to learn from, or a split that cannot be made; the message says what is needed."""
 
 
-class Finished(Protocol):
-    """An earlier call of the workflow, as it went, on the model that ran it."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def output_tokens(self) -> int: ...
-
-
-class Known(Protocol):
-    """All that is known of a call before it starts; ``models`` are those to predict for, ``finished`` is in order.
-
-    The token split and the text are None where the trace has none.
-    """
-
-    @property
-    def workflow_id(self) -> str: ...
-    @property
-    def workload(self) -> str: ...
-    @property
-    def stage(self) -> int: ...
-    @property
-    def stage_name(self) -> str: ...
-    @property
-    def models(self) -> Sequence[str]: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def system_tokens(self) -> int | None: ...
-    @property
-    def user_tokens(self) -> int | None: ...
-    @property
-    def prompt(self) -> str | None: ...
-    @property
-    def finished(self) -> Sequence[Finished]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class FinishedCall:
-    """A `Finished` stage of a recorded run."""
+class FinishedStage:
+    """An earlier call of the workflow, as it went; ``model`` is the one that ran it."""
 
     name: str
     model: str
@@ -73,8 +31,11 @@ class FinishedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """A `Known` call of a recorded run; ``models`` is the one model of the run."""
+class PredictionInput:
+    """All that is known of a call before it starts. ``workflow_id`` is that of the trace.
+
+    ``models`` are those to predict for. The token split and the text are None where the trace has none.
+    """
 
     workflow_id: str
     workload: str
@@ -85,14 +46,14 @@ class Call:
     system_tokens: int | None
     user_tokens: int | None
     prompt: str | None
-    finished: tuple[FinishedCall, ...]
+    finished: tuple[FinishedStage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A call with its truth: output tokens of this stage, and of this and all later stages of the same run."""
 
-    known: Call
+    known: PredictionInput
     model: str
     stage_tokens: int
     remaining_tokens: int
@@ -107,6 +68,21 @@ class Split:
     test: tuple[Workflow, ...]
 
 
+def calls_of(workflow: Workflow, model: str, models: Sequence[str]) -> list[PredictionInput]:
+    """The calls of the workflow's run on ``model``, which ran the earlier ones too, with ``models`` to predict for."""
+    calls = []
+    finished: tuple[FinishedStage, ...] = ()
+    for index, stage in enumerate(workflow.runs[model].stages):
+        calls.append(
+            PredictionInput(
+                workflow.workflow_id, workflow.workload, index, stage.name, tuple(models), stage.prompt_tokens,
+                stage.system_tokens, stage.user_tokens, stage.prompt or workflow.prompt, finished,
+            )
+        )  # fmt: skip
+        finished += (FinishedStage(stage.name, model, stage.prompt_tokens, stage.output_tokens),)
+    return calls
+
+
 def rows(workflows: Iterable[Workflow], models: Sequence[str]) -> list[Row]:
     """The calls of all runs of these models, in order of workflow, model and stage; missing runs are left out.
 
@@ -115,27 +91,13 @@ def rows(workflows: Iterable[Workflow], models: Sequence[str]) -> list[Row]:
     made = []
     for workflow in workflows:
         for model in models:
-            run = workflow.runs.get(model)
-            if run is None:
+            if model not in workflow.runs:
                 continue
-            remaining = sum(stage.output_tokens for stage in run.stages)
-            finished: tuple[FinishedCall, ...] = ()
-            for index, stage in enumerate(run.stages):
-                known = Call(
-                    workflow.workflow_id,
-                    workflow.workload,
-                    index,
-                    stage.name,
-                    (model,),
-                    stage.prompt_tokens,
-                    stage.system_tokens,
-                    stage.user_tokens,
-                    stage.prompt or workflow.prompt,
-                    finished,
-                )
+            stages = workflow.runs[model].stages
+            remaining = sum(stage.output_tokens for stage in stages)
+            for known, stage in zip(calls_of(workflow, model, (model,)), stages, strict=True):
                 made.append(Row(known, model, stage.output_tokens, remaining))
                 remaining -= stage.output_tokens
-                finished += (FinishedCall(stage.name, model, stage.prompt_tokens, stage.output_tokens),)
     return made
 
 

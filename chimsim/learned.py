@@ -21,9 +21,10 @@ import numpy.typing as npt
 from calibration.length_model import LengthModel, load_length
 from calibration.rank_model import RankModel, load_rank
 from calibration.router_model import load_router
+from calibration.rows import PredictionInput, calls_of
 from calibration.saved import SavedModel, read_manifest
 from chimsim.errors import ChimsimError, near
-from chimsim.predictors import FinishedStage, PredictionInput, TracePredictor
+from chimsim.predictors import TracePredictor
 from policies.interface import Prediction
 from traces import Trace, Workflow
 
@@ -131,20 +132,13 @@ def _key(inputs: PredictionInput) -> tuple[str, ...]:
 
 def _calls_of(trace: Trace, models: tuple[str, ...]) -> list[PredictionInput]:
     """Every call of every run, as it looks when its model ran the earlier ones; first calls once for all models."""
-    calls = []
-    for workflow in trace.workflows:
-        for number, model in enumerate(models):
-            finished: tuple[FinishedStage, ...] = ()
-            for index, stage in enumerate(workflow.runs[model].stages):
-                if index or not number:
-                    calls.append(
-                        PredictionInput(
-                            workflow.workflow_id, workflow.workload, index, stage.name, models, stage.prompt_tokens,
-                            stage.system_tokens, stage.user_tokens, stage.prompt or workflow.prompt, finished,
-                        )
-                    )  # fmt: skip
-                finished += (FinishedStage(stage.name, model, stage.prompt_tokens, stage.output_tokens),)
-    return calls
+    return [
+        call
+        for workflow in trace.workflows
+        for number, model in enumerate(models)
+        for call in calls_of(workflow, model, models)
+        if call.stage or not number
+    ]
 
 
 def _length_table(model: LengthModel | None, calls: Sequence[PredictionInput]) -> Floats:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from calibration.rows import PredictionInput
 from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError, near
 from policies.interface import Prediction
@@ -22,35 +22,6 @@ from traces.schema import Trace
 
 ROUTERS = ("trace", "oracle", "none", "noisy")
 """Sources of confidence: recorded in the trace, the label, each model's solved rate, the label with noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedStage:
-    """An earlier call of the workflow, as it went; ``model`` is the one that ran it."""
-
-    name: str
-    model: str
-    prompt_tokens: int
-    output_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class PredictionInput:
-    """All that is known of a call before it starts. ``workflow_id`` is that of the trace.
-
-    ``models`` are those to predict for. The token split and the text are None where the trace has none.
-    """
-
-    workflow_id: str
-    workload: str
-    stage: int
-    stage_name: str
-    models: tuple[str, ...]
-    prompt_tokens: int
-    system_tokens: int | None
-    user_tokens: int | None
-    prompt: str | None
-    finished: tuple[FinishedStage, ...]
 
 
 class Predictor(Protocol):

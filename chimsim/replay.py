@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from calibration.rows import FinishedStage, PredictionInput
 from chimsim.config import Cluster, EngineSpec
 from chimsim.dispatcher import Dispatcher, Outcome, Start
 from chimsim.errors import ChimsimError
 from chimsim.histogram import LogHistogram
 from chimsim.idle import fit, idle_latency_s, oversize_message
-from chimsim.predictors import FinishedStage, PredictionInput, Predictor
+from chimsim.predictors import Predictor
 from chimsim.records import Columns, RunResult, frame_of
 from chimsim.ticks import HORIZON_S, exact, exact_not_before
 from policies.interface import EngineView, Policy, Prediction, RequestView

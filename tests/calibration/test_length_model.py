@@ -11,10 +11,9 @@ from quantile_forest import RandomForestQuantileRegressor
 
 from calibration.features import CallFeatures
 from calibration.length_model import LengthModel, LengthSettings, load_length, save_length, train_length
-from calibration.rows import Call, FinishedCall, TrainingError, rows, split
+from calibration.rows import FinishedStage, PredictionInput, TrainingError, rows, split
 from calibration.saved import ModelError, training_record
 from calibration.scores import Floats, coverage, kendall_distance
-from chimsim.predictors import FinishedStage, PredictionInput
 from tests.calibration.learnable import MODELS, TINY, learnable, lengthened
 
 TRACE = learnable(160)
@@ -32,8 +31,8 @@ def median(model: LengthModel) -> Floats:
     return model.quantiles([row.known for row in TEST], [0.5])[:, :, 0]
 
 
-def call(**changes: object) -> Call:
-    known = Call("new", "load0", 0, "plan", MODELS, 70, 10, 50, "Find the sum of things.", ())
+def call(**changes: object) -> PredictionInput:
+    known = PredictionInput("new", "load0", 0, "plan", MODELS, 70, 10, 50, "Find the sum of things.", ())
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
@@ -100,7 +99,7 @@ def test_a_batch_predicts_what_single_calls_do(model: LengthModel) -> None:
 def test_the_inputs_of_a_simulation_will_do(model: LengthModel) -> None:
     done = FinishedStage("plan", "small", 70, 33)
     known = PredictionInput("new", "load0", 1, "solve", MODELS, 120, 10, 50, "Find the sum of things.", (done,))
-    same = call(stage=1, stage_name="solve", prompt_tokens=120, finished=(FinishedCall("plan", "small", 70, 33),))
+    same = call(stage=1, stage_name="solve", prompt_tokens=120, finished=(FinishedStage("plan", "small", 70, 33),))
     assert model.predict([known]) == model.predict([same])
 
 

@@ -10,14 +10,13 @@ import pytest
 
 from calibration.length_model import load_length, save_length, train_length
 from calibration.router_model import learning_set, load_router, save_router, train_router
-from calibration.rows import split
+from calibration.rows import FinishedStage, PredictionInput, split
 from calibration.saved import ModelError, training_record
 from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, trace_named, training_overlap
 from chimsim.grid import cells
 from chimsim.learned import manifest_of
 from chimsim.plots import series_labels
-from chimsim.predictors import FinishedStage, PredictionInput
 from chimsim.spec import spec_from
 from chimsim.sweeps import sweep
 from tests.calibration.learnable import TINY, learnable

@@ -12,7 +12,7 @@ import pytest
 
 from calibration import length_eval
 from calibration.length_eval import Judged, evaluate
-from calibration.rows import Call, Row
+from calibration.rows import PredictionInput, Row
 from calibration.saved import read_manifest
 from chimsim import cli
 from tests.calibration.learnable import MODELS, learnable
@@ -150,7 +150,12 @@ def test_a_damaged_or_exhausted_model_is_one_line(main: Main, trace: Path, tmp_p
 
 def test_the_scores_are_those_of_the_group_they_stand_for() -> None:
     calls = [
-        Row(Call(f"w{n}", "a" if n < 3 else "b", 0, "s", ("m",), 10 - n, None, None, None, ()), "m", 10 * n, 10 * n)
+        Row(
+            PredictionInput(f"w{n}", "a" if n < 3 else "b", 0, "s", ("m",), 10 - n, None, None, None, ()),
+            "m",
+            10 * n,
+            10 * n,
+        )
         for n in range(1, 6)
     ]
     right = np.array([row.remaining_tokens for row in calls], np.float64)

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
+from calibration.rows import PredictionInput
 from calibration.scores import average_precision, kendall_distance
 from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError
-from chimsim.predictors import PredictionInput, TracePredictor, build_predictor
+from chimsim.predictors import TracePredictor, build_predictor
 from policies.interface import Prediction
 from traces.schema import Run, Stage, Trace, Workflow
 

@@ -9,8 +9,8 @@ import pandas as pd
 from hypothesis import strategies as st
 
 from calibration.profile import EngineProfile
+from calibration.rows import PredictionInput
 from chimsim.config import Cluster, EngineSpec, Scheduling
-from chimsim.predictors import PredictionInput
 from chimsim.records import RunResult
 from policies.interface import Prediction
 from traces import Run, SharedPrefix, Stage, Trace, Workflow
