@@ -18,9 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.length_model import LengthModel, load_length
-from calibration.rank_model import RankModel, load_rank
-from calibration.router_model import load_router
 from calibration.rows import PredictionInput, calls_of
 from calibration.saved import SavedModel, read_manifest
 from chimsim.errors import ChimsimError, near
@@ -62,6 +59,10 @@ class LearnedPredictor:
         rank: str | None = None,
     ) -> None:
         # What models are made of takes a second to import, and most runs have none.
+
+        # What models are made of takes a while to import, and most runs have none.
+        from calibration.length_model import load_length
+        from calibration.rank_model import load_rank
 
         self.router_s = base.router_s
         self.predictor_s = base.predictor_s
@@ -156,6 +157,8 @@ def _rank_table(model: RankModel | None, calls: Sequence[PredictionInput], model
 
 def _confidences(trace: Trace, folder: str, models: Sequence[str]) -> Floats:
     """Probabilities, shape (workflows, models)."""
+
+    from calibration.router_model import load_router
 
     router, _ = load_router(folder)
     _check_models(folder, router.models, models)
