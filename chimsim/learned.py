@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -78,17 +78,16 @@ class LearnedPredictor:
         calls = _calls_of(trace, self._models) if self._length is not None or self._rank is not None else []
         if self._length is not None:
             assert lengths is not None
-            table = _cached("length", trace, models, lengths, lambda: _length_table(self._length, calls))
+            table = _cached("length", trace, models, lengths, partial(_length_table, self._length, calls))
             self._stage, self._remaining = table[:, :, 0], table[:, :, 1]
         if self._rank is not None:
             assert rank is not None
-            self._ranks = _cached("rank", trace, models, rank, lambda: _rank_table(self._rank, calls, self._models))
+            self._ranks = _cached("rank", trace, models, rank, partial(_rank_table, self._rank, calls, self._models))
         self._places = {_key(call): at for at, call in enumerate(calls)}
         self._confidence: Floats | None = None
         if router is not None:
-            self._confidence = _cached(
-                "router", trace, models, router, lambda: _confidences(trace, router, self._models)
-            )
+            make = partial(_confidences, trace, router, self._models)
+            self._confidence = _cached("router", trace, models, router, make)
 
     def predict(self, inputs: PredictionInput) -> Prediction:
         """As `chimsim.predictors.Predictor`; a call that ran on several models before is predicted when it comes."""
@@ -142,16 +141,14 @@ def _calls_of(trace: Trace, models: tuple[str, ...]) -> list[PredictionInput]:
     ]
 
 
-def _length_table(model: LengthModel | None, calls: Sequence[PredictionInput]) -> Floats:
+def _length_table(model: LengthModel, calls: Sequence[PredictionInput]) -> Floats:
     """Tokens, shape (calls, models, 2): of the stage, and of all that remains."""
-    assert model is not None
     pairs = model.quantiles(calls, [model.settings.quantile])[:, :, 0]
     return np.asarray(pairs.reshape(len(calls), -1, 2), np.float64)
 
 
-def _rank_table(model: RankModel | None, calls: Sequence[PredictionInput], models: Sequence[str]) -> Floats:
+def _rank_table(model: RankModel, calls: Sequence[PredictionInput], models: Sequence[str]) -> Floats:
     """Scores, shape (calls, models)."""
-    assert model is not None
     return np.array([[row[name] for name in models] for row in model.predict(calls)], np.float64)
 
 
@@ -181,14 +178,14 @@ def _check_models(folder: str, known: Sequence[str], wanted: Sequence[str]) -> N
             )
 
 
-def _cached(kind: str, trace: Trace, models: Sequence[str], folder: str, make: Any) -> Floats:
+def _cached(kind: str, trace: Trace, models: Sequence[str], folder: str, make: Callable[[], Floats]) -> Floats:
     """The table from the cache, or made and kept there; a cache that cannot be used is done without."""
     content = "\0".join([str(FORMAT), kind, trace.digest, *models, manifest_of(folder).digest])
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "chimsim"
     path = root / f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:32]}.npy"
     with contextlib.suppress(OSError, ValueError):
         return np.asarray(np.load(path, allow_pickle=False), np.float64)
-    table: Floats = make()
+    table = make()
     with contextlib.suppress(OSError):
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=root, suffix=".tmp", delete=False) as file:

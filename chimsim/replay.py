@@ -141,7 +141,7 @@ class Call:
         self.enqueued_at = ready_at
         self.yields = 0
         self.output_tokens = 0
-        self.request: Any = None  # a `Served` of the driver's own
+        self.request: Any = None  # the driver's own, see `Replay._prepare`
         self.state: Any = None
 
 
@@ -159,19 +159,6 @@ class State:
         self.next_sample_at = 0.0
         self.requests = 0
         self.yields = 0
-
-
-class Served(Protocol):
-    """What a replay reads of a driver's request: its lengths in tokens and what became of it, instants in seconds."""
-
-    prompt_tokens: int
-    output_tokens: int
-    produced: int
-    cached_tokens: int
-    preemptions: int
-    admitted_at: float
-    first_token_at: float
-    measured: bool
 
 
 class Happening(Protocol):
@@ -260,7 +247,11 @@ class Replay(ABC):
 
     @abstractmethod
     def _prepare(self, call: Call) -> None:
-        """Make ``call.request`` for ``call.output_tokens``."""
+        """Make ``call.request`` for ``call.output_tokens``.
+
+        It says ``prompt_tokens``, ``output_tokens``, ``produced``, ``cached_tokens``, ``preemptions``, ``admitted_at``
+        and ``first_token_at``.
+        """
 
     @abstractmethod
     def _hand_over(self, state: Any, start: Start) -> bool:
