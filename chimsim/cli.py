@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import MofNCompleteColumn, TextColumn
 
 import calibration
 import chimsim
@@ -80,10 +72,11 @@ from chimsim.options import (
 from chimsim.plots import FORMATS, KINDS, LATENCIES, draw
 from chimsim.predictor_cli import predictor_app
 from chimsim.profiles_cli import profiles_command
+from chimsim.progress import progress_bar
 from chimsim.report import run_tables, summary_table, warnings
 from chimsim.results import Results, ordered_json_bytes
 from chimsim.router_cli import router_app
-from chimsim.sweeps import Interrupted, run_cell, run_sweep
+from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
 from chimsim.trace_cli import trace_app
 from chimsim.validate_cli import validate_command
 from policies import POLICIES, PolicyError
@@ -335,28 +328,13 @@ def _print_grid(cells: list[Cell]) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Any]:
+def _progress() -> Iterator[Progress | None]:
     """A bar on stderr if that is a terminal; the callback that a sweep reports to."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("cells"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
-
-        def report(done: int, total: int, cell: Cell | None) -> None:
-            bar.update(task, total=total, completed=done, description=cell.title if cell is not None else "")
-
-        yield report
+    with progress_bar(MofNCompleteColumn(), TextColumn("cells")) as update:
+        if update is None:
+            yield None
+        else:
+            yield lambda done, total, cell: update(done, total, cell.title if cell is not None else "")
 
 
 def _version(wanted: bool) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import TaskProgressColumn
 
 from chimsim.errors import ChimsimError
+from chimsim.progress import progress_bar
 from chimsim.sweeps import Interrupted
 
 if TYPE_CHECKING:
@@ -38,25 +38,6 @@ def drive(work: Coroutine[Any, Any, Result], kept: Callable[[], str]) -> Result:
         raise ChimsimError("; ".join(filter(None, (str(error), kept())))) from None
 
 
-@contextlib.contextmanager
-def progress() -> Iterator[Report | None]:
+def progress() -> AbstractContextManager[Report | None]:
     """A bar with the time left, on stderr if that is a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("asking the engine", total=None)
-
-        def report(done: float, total: float, text: str) -> None:
-            bar.update(task, total=total, completed=done, description=text)
-
-        yield report
+    return progress_bar(TaskProgressColumn(), begin="asking the engine")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from chimsim import cli
 from traces import Run, Stage, Trace, Workflow, write_trace
 
 MODELS = ("Qwen2.5-1.5B", "Qwen2.5-7B")
@@ -60,3 +64,15 @@ def tree_bytes(root: Path) -> dict[str, bytes]:
     skip = {"run.json", ".lock"}
     files = sorted(path for path in root.rglob("*") if path.is_file() and path.name not in skip)
     return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def run_chimsim(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> tuple[int, str, str]:
+    """The command line in this process: exit code, stdout, stderr."""
+    monkeypatch.setattr(sys, "argv", ["chimsim", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capsys.readouterr()
+    code = ended.value.code
+    return (code if isinstance(code, int) else 0), out, err

@@ -15,7 +15,7 @@ import pytest
 
 import chimsim
 from chimsim import cli
-from tests.chimsim.small import write_small
+from tests.chimsim.small import run_chimsim, write_small
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,12 +31,7 @@ def chimsim_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["chimsim", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), out, err
+        return run_chimsim(monkeypatch, capsys, *arguments)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from calibration import length_eval
 from calibration.length_eval import Judged, evaluate
 from calibration.rows import PredictionInput, Row
 from calibration.saved import read_manifest
-from chimsim import cli
 from tests.calibration.learnable import MODELS, learnable
+from tests.chimsim.small import run_chimsim
 from traces import write_trace
 
 Main = Callable[..., tuple[int, str, str]]
@@ -24,12 +23,7 @@ Main = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["chimsim", "predictor", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = stopped.value.code
-        return (0 if code is None else int(code), out, err)
+        return run_chimsim(monkeypatch, capsys, "predictor", *arguments)
 
     return run
 

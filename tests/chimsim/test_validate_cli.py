@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from chimsim import cli
 from chimsim.measured import read_run
 from chimsim.run_meta import EngineFile
 from chimsim.validate_cli import clock_offset_s
 from chimsim.validation import compare, replay
 from chimsim.validation_plots import draw_validation
 from tests.chimsim.measured_runs import META, bench, bench_result, busy_engine, llmservingsim, made_run, own
+from tests.chimsim.small import run_chimsim
 from tests.chimsim.worlds import profile
 
 Main = Callable[..., tuple[int, str, str]]
@@ -47,12 +46,7 @@ def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fo
             if option in given:
                 given[given.index(option) + 1] = value
         rest = [word for i, word in enumerate(arguments) if arguments[i - i % 2] not in given]
-        monkeypatch.setattr(sys, "argv", ["chimsim", "validate", *given, *rest])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), out, err
+        return run_chimsim(monkeypatch, capsys, "validate", *given, *rest)
 
     return run
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,14 @@ import pytest
 
 from calibration.profile import load_profile
 from calibration.raw_measurements import RawWriter, read_raw
-from chimsim import cli
-from chimsim.calibrate_cli import calibrate_app
 from chimsim.live.client import Client
 from chimsim.live.measure import Engine
 from chimsim.live.recording import MOST_FAILURES, Planned, like, poisson, replay
-from chimsim.measure_cli import register
 from chimsim.measured import read_records, read_run
 from chimsim.run_meta import read_engine_file, read_timeseries
 from tests.calibration.test_measured_fit import measured
 from tests.chimsim.live.stub import Stub, serving
+from tests.chimsim.small import run_chimsim
 
 Main = Callable[..., tuple[int, str, str]]
 
@@ -31,16 +28,9 @@ Main = Callable[..., tuple[int, str, str]]
 def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Main:
     """Run ``chimsim calibrate`` in an empty folder: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    if "measure" not in {command.name for command in calibrate_app.registered_commands}:
-        register(calibrate_app)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["chimsim", "calibrate", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        code = ended.value.code
-        return (code if isinstance(code, int) else 0), out, err
+        return run_chimsim(monkeypatch, capsys, "calibrate", *arguments)
 
     return run
 
