@@ -65,7 +65,8 @@ class Cell:
     @property
     def title(self) -> str:
         """The cell in a few words, for messages and progress."""
-        shown = {k: v for k, v in self.axes.items() if v is not None and k not in _QUIET}
+        plain = {("length_predictor", "oracle"), ("rank_predictor", "oracle")}
+        shown = {k: v for k, v in self.axes.items() if v is not None and k not in _QUIET and (k, v) not in plain}
         named = [f"{v}" if k in ("trace", "combo", "policy") else f"{k} {_short(v)}" for k, v in shown.items()]
         return ", ".join(named)
 
