@@ -92,7 +92,8 @@ def _find(folder: Path, model: str | None, tp: int | None) -> Path:
     if len(chosen) == 1:
         return chosen[0]
     listed = ", ".join(str(each.relative_to(folder)) for each in folders[:6])
-    what = "none fits" if not chosen else "several fit"
+    asked = "".join(f", {name} {value}" for name, value in (("model", model), ("tp", tp)) if value is not None)
+    what = f"none fits{asked}" if not chosen else "several fit"
     raise ProfileError(f"{folder}: {len(folders)} folders with tables, {what}; name one, or --model and --tp: {listed}")
 
 
@@ -186,6 +187,11 @@ def _read_current(folder: Path, model: str | None, tp: int | None, skew: bool | 
             )
         elif skew is not False:
             skew_table = _skew(folder)
+    if meta_path.is_file() and not meta:
+        raise ProfileError(f"{meta_path}: no key in it; expected YAML such as model: ..., gpu: ...")
+    said = meta.get("model", "").rsplit("/", 1)[-1]
+    if model and said and _plain(model.rsplit("/", 1)[-1]) != _plain(said):
+        notes.append(f"{meta_path.name} says that the tables are of {said}; they are taken for {model}, as asked")
     parts = folder.parts
     return OperationTables(
         folder=folder,
@@ -268,8 +274,10 @@ def _meta(path: Path) -> dict[str, str]:
     section = ""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except FileNotFoundError:
         return values
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProfileError(f"{path}: cannot be read: {error}") from None
     for line in lines:
         match = re.fullmatch(r"( *)([\w.-]+):\s*(.*?)\s*", line)
         if match is None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from chimsim.errors import ChimsimError
-from chimsim.results import write_file
+from chimsim.results import check_file, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,6 +89,9 @@ def from_ops(
             raise ChimsimError(f"{name} is {value:g}; expected a number above 0")
     if allreduce_us is not None and not allreduce_us >= 0:
         raise ChimsimError(f"--allreduce-us is {allreduce_us:g}; expected a number of at least 0")
+    for path in (out, plot):
+        if path is not None:
+            check_file(path)
     tables = read_tables(folder, model=model, tp=tp, skew=skew)
     card = _card(tables.model, config, layers, max_model_len)
     settings = Settings(
@@ -102,6 +105,9 @@ def from_ops(
         link_bytes_per_s=None if link_gb_per_s is None else link_gb_per_s * 1e9,
     )
     profile, fit = operations_profile(tables, card, settings)
+    notes = list(tables.notes)
+    if gpu and tables.gpu and _plain(gpu) != _plain(tables.gpu):
+        notes.append(f"the tables are of {tables.gpu}; they are taken for {gpu}, as asked")
     write_file(out, profile.to_toml().encode())
     title = f"{profile.model} on {profile.gpus} x {profile.gpu}"
     if plot is not None:
@@ -110,13 +116,17 @@ def from_ops(
         write_file(plot, draw_fit(fit, title, plot.suffix[1:]))
     written = [str(path) for path in (out, plot) if path is not None]
     if as_json:
-        typer.echo(json.dumps(summary(profile, fit.residuals, tables.notes, written), indent=2))
+        typer.echo(json.dumps(summary(profile, fit.residuals, notes, written), indent=2))
         return
     typer.echo(f"{title}, from {tables.folder}")
     Console(width=WIDTH).print(residual_table([(part.part, part) for part in fit.residuals]))
-    for line in _remarks(profile, tables.notes):
+    for line in _remarks(profile, notes):
         typer.echo(textwrap.fill(line, WIDTH, subsequent_indent="  "))
     typer.echo("written: " + ", ".join(written))
+
+
+def _plain(name: str) -> str:
+    return "".join(character for character in name.lower() if character.isalnum())
 
 
 def _card(model: str, config: Path | None, layers: int | None, max_model_len: int | None) -> Architecture:
@@ -155,6 +165,11 @@ def residual_table(parts: Sequence[tuple[str, Residuals]], title: str = "part") 
 
 def _remarks(profile: EngineProfile, notes: Sequence[str]) -> list[str]:
     lines = [f"note: {note}" for note in notes]
+    if profile.max_model_len > profile.num_kv_tokens:
+        lines.append(
+            f"note: max_model_len is {profile.max_model_len:,}, more than KV memory holds: vLLM would not start with "
+            "it; give --max-model-len"
+        )
     for name in ("num_kv_tokens", "allreduce_base_s"):
         figure = profile.figure(name)
         if name == "num_kv_tokens":
@@ -167,7 +182,18 @@ def _remarks(profile: EngineProfile, notes: Sequence[str]) -> list[str]:
     ladder = [n for n in (1, 8, 32, 64, 128, 256) if n <= profile.max_num_seqs]
     steps = ", ".join(f"{n}: {profile.decode_s_per_token(n, 1024) * 1e3:.1f}" for n in ladder)
     lines.append(f"decode step in ms with 1,024 tokens of context each, by batch size: {steps}")
+    lines.append(batch_remark(profile))
     return lines
+
+
+def batch_remark(profile: EngineProfile) -> str:
+    """The batch size that policies divide by, and the step time at it, which they take without context."""
+    batch = profile.max_batch_size
+    step_ms = 1e3 * profile.decode_s_per_token(batch)
+    return (
+        f"what policies reckon with: max_batch_size {batch}, decode step at that batch {step_ms:.1f} ms without "
+        f"context, {step_ms / batch:.3f} ms a token"
+    )
 
 
 def summary(

@@ -58,8 +58,6 @@ class LearnedPredictor:
         router: str | None = None,
         rank: str | None = None,
     ) -> None:
-        # What models are made of takes a second to import, and most runs have none.
-
         # What models are made of takes a while to import, and most runs have none.
         from calibration.length_model import load_length
         from calibration.rank_model import load_rank

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from chimsim.calibrate_cli import residual_table
-from chimsim.errors import ChimsimError
+from chimsim.calibrate_cli import batch_remark, residual_table
 from chimsim.live_cli import InactivityOpt, JsonOpt, KeyOpt, ModelOpt, UrlOpt, drive, progress
 from chimsim.record_cli import record_command
-from chimsim.results import write_file
+from chimsim.results import check_file, write_file
 
 if TYPE_CHECKING:
     from calibration.fit import Residuals
@@ -76,8 +75,7 @@ def measure_command(
     """
     raw = raw if raw is not None else out.with_suffix(".raw.jsonl")
     for path in (out, raw):
-        if not path.absolute().parent.is_dir():
-            raise ChimsimError(f"{path}: there is no folder {path.parent}")
+        check_file(path)
     from chimsim.live.client import Client
     from chimsim.live.measure import Engine, header_there, measure
     from chimsim.live.survey import Given, survey
@@ -106,6 +104,7 @@ def fit_command(
 
     Example: chimsim calibrate fit rtx4090-llama8b.raw.jsonl --out rtx4090-llama8b.toml
     """
+    check_file(out)
     _finish(raw, out, mean_call_tokens, as_json)
 
 
@@ -118,7 +117,7 @@ def _kept(raw: Path) -> str:
     """What stays of an interrupted measuring."""
     return (
         f"{_results(raw)} results are kept in {raw}: the same command goes on with them, and "
-        f"`chimsim calibrate fit {raw}` makes a profile of them"
+        f"`chimsim calibrate fit {raw} --out ...` makes a profile of them once every kind of cell is there"
     )
 
 
@@ -172,6 +171,7 @@ def remarks(raw: Raw, fit: MeasuredFit) -> list[str]:
         f"Not {at_one:.1f}, the step at batch 1: over {batch} it would be {at_one / batch:.3f}, "
         f"{at_batch / at_one:.1f} times too optimistic. (Contexts of {context:,.0f} tokens.)"
     )
+    lines.append(batch_remark(profile))
     return lines
 
 

@@ -359,6 +359,10 @@ def _run(
     left_out: Mapping[str, int],
     ready_from: str,
 ) -> MeasuredRun:
+    ids = [row[0] for row in table]
+    if len(set(ids)) < len(ids):
+        twice = next(name for name in ids if ids.count(name) > 1)
+        raise ChimsimError(f"{path}: request_id {twice!r} stands there twice; expected each once")
     if not table:
         failed = ", ".join(f"{count} {reason}" for reason, count in left_out.items()) or "it has none"
         raise ChimsimError(f"{path}: no completed request to compare with ({failed})")

@@ -19,7 +19,7 @@ import typer
 
 from chimsim.errors import ChimsimError
 from chimsim.live_cli import InactivityOpt, JsonOpt, KeyOpt, ModelOpt, UrlOpt, drive, progress
-from chimsim.results import ordered_json_bytes, write_file
+from chimsim.results import check_file, ordered_json_bytes, write_file
 
 if TYPE_CHECKING:
     from chimsim.live.metrics import EngineMetrics
@@ -65,8 +65,7 @@ def record_command(
 
     if out.exists():
         raise ChimsimError(f"{out} exists; give another --out, or remove it")
-    if not out.absolute().parent.is_dir():
-        raise ChimsimError(f"{out}: there is no folder {out.parent}")
+    check_file(out)
     if like is not None:
         planned = planned_like(read_run(like))
     else:

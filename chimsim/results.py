@@ -144,14 +144,25 @@ def parquet_bytes(frame: pd.DataFrame) -> bytes:
     return sink.getvalue()
 
 
+def check_file(path: Path) -> None:
+    """Raises `ChimsimError` where no file of that name can be written: to be told before long work, not after it."""
+    if path.is_dir():
+        raise ChimsimError(f"{path}: is a folder; expected the name of a file")
+    if not path.absolute().parent.is_dir():
+        raise ChimsimError(f"{path}: there is no folder {path.parent}")
+
+
 def write_file(path: Path, data: bytes) -> None:
     """Replace the file as a whole: its new content is on disk before it takes the name."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write_bytes(temporary, data)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            # The user knows the file by its own name.
+            error.filename, error.filename2 = str(path), None
         raise
     _sync_folder(path.parent)
 

@@ -275,6 +275,10 @@ def read_timeseries(path: Path | str) -> pd.DataFrame:
             continue
         scale = 0.01 if column == "kv_cache_pct" else 1.0
         values = [_sample(row[column], f"{path}:{number}: {column}") for number, row in enumerate(rows, 2)]
+        if name == "kv_used_fraction":
+            for number, value in enumerate(values, 2):
+                if scale * value > 1.000001:
+                    raise ChimsimError(f"{path}:{number}: {column} is {value:g}; expected 0 to {1 / scale:g}")
         data[name] = [scale * value for value in values]
     frame = pd.DataFrame(data)
     if (frame["time_s"].diff() < 0).any():

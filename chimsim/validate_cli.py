@@ -85,6 +85,8 @@ def validate_command(
     --save-detailed. Settings come from the options, else the file, else the profile. docs/validation.md
     has the formulas and formats.
     """
+    if out is not None and out.exists() and not out.is_dir():
+        raise ChimsimError(f"--out {out}: is a file; expected a folder")
     if live is not None:
         if measured is not None or profile is not None:
             raise ChimsimError("give either --live or --measured with --profile")

@@ -140,3 +140,17 @@ def test_the_older_format(tmp_path: Path) -> None:
     assert tables.once[2] == pytest.approx(2 * 2e-6)
     assert tables.rows[2] == pytest.approx(2e-6)
     assert tables.attention.to_numpy().tolist() == [[32, 64, 0, 0, 5e-5], [0, 0, 8, 160, 2e-5]]
+
+
+def test_metadata_that_says_nothing_is_refused_and_a_relabelling_is_told(tmp_path: Path) -> None:
+    folder = known.write_tables(
+        tmp_path / "RTX4090" / "org" / "Llama-3.1-8B" / "bf16" / "tp1", known.META.format(enabled="false")
+    )
+    assert any(
+        "they are taken for Qwen2.5-7B, as asked" in note for note in read_tables(folder, model="Qwen2.5-7B").notes
+    )
+    meta = next(tmp_path.rglob("meta.yaml"))
+    for data, message in ((b"", "no key in it"), (b"\xff\xfe\x00", "cannot be read")):
+        meta.write_bytes(data)
+        with pytest.raises(ProfileError, match=f"meta.yaml: {message}"):
+            read_tables(folder)

@@ -188,3 +188,10 @@ def test_a_result_without_details_is_told_from_other_json(tmp_path: Path) -> Non
     own(made_run(count=3), tmp_path / "run.jsonl")
     text = (tmp_path / "run.jsonl").read_text(encoding="utf-8")
     assert "expected one JSON object of vllm bench serve" in refused(tmp_path / "run.jsonl", text, "vllm-bench")
+
+
+def test_a_request_that_stands_there_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    llmservingsim(made_run(count=5), path)
+    text = path.read_text(encoding="utf-8")
+    assert "request_id 'bench-0' stands there twice" in refused(path, text + text.splitlines()[0] + "\n")

@@ -16,6 +16,7 @@ from chimsim.results import (
     Results,
     canonical,
     cell_is_whole,
+    check_file,
     folder_lock,
     json_bytes,
     parquet_bytes,
@@ -148,6 +149,14 @@ def test_a_full_disk_is_one_message_and_finished_cells_stay(tmp_path: Path, monk
     assert tree_bytes(out) == tree_bytes(tmp_path / "whole")
 
 
+def test_a_file_that_cannot_be_is_told_before_the_work(tmp_path: Path) -> None:
+    check_file(tmp_path / "new.toml")
+    with pytest.raises(ChimsimError, match="is a folder"):
+        check_file(tmp_path)
+    with pytest.raises(ChimsimError, match="there is no folder"):
+        check_file(tmp_path / "gone" / "new.toml")
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.json"
     write_file(path, b"old")
@@ -156,8 +165,9 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.EIO, "broken")
 
     monkeypatch.setattr("os.replace", broken)
-    with pytest.raises(OSError, match="broken"):
+    with pytest.raises(OSError, match="broken") as caught:
         write_file(path, b"new")
+    assert caught.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["x.json"]
 

@@ -163,6 +163,8 @@ def test_time_series_of_both_kinds(tmp_path: Path) -> None:
         ("t,running,waiting\n1,2,x\n", ":2: waiting is 'x'; expected a number from 0 on"),
         ("t,running,waiting\n1,2\n", ":2: waiting is None"),
         ("t,running,waiting\n2,1,1\n1,1,1\n", ":3: time runs backwards"),
+        ("t,running,waiting,kv_cache_pct\n1,1,1,101\n", ":2: kv_cache_pct is 101; expected 0 to 100"),
+        ("t,running,waiting,kv_used_fraction\n1,1,1,50\n", ":2: kv_used_fraction is 50; expected 0 to 1"),
     ],
 )
 def test_a_time_series_that_is_none_is_said(tmp_path: Path, text: str, message: str) -> None:

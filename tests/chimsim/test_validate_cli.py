@@ -148,6 +148,7 @@ def test_the_wrong_profile_is_warned_about(main: Main, folder: Path) -> None:
         (("--timeseries", "gone.csv"), "gone.csv: no such time series"),
         (("--format", "bench"), "format 'bench' is unknown; choose from chimsim, llmservingsim, vllm-bench"),
         (("--num-kv-tokens", "320"), "give the run's own settings"),
+        (("--out", __file__), "is a file; expected a folder"),
         (("--max-num-seqs", "0"), "max_num_seqs is 0; expected a whole number above 0"),
     ],
 )
