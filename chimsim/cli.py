@@ -76,6 +76,7 @@ from chimsim.progress import progress_bar
 from chimsim.report import run_tables, summary_table, warnings
 from chimsim.results import Results, ordered_json_bytes
 from chimsim.router_cli import router_app
+from chimsim.serve_cli import serve_command
 from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
 from chimsim.trace_cli import trace_app
 from chimsim.validate_cli import validate_command
@@ -99,6 +100,7 @@ app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
+app.command("serve")(serve_command)
 app.command("mock-engine")(mock_engine_command)
 
 

@@ -7,7 +7,7 @@ an engine, and which to take back from it. It never learns how an output ends be
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from traceback import extract_tb
@@ -127,20 +127,23 @@ class Dispatcher:
         self._engines[engine].healthy = healthy
         self._stale = True
 
-    def submit(self, now: float, view: RequestView) -> Dispatch:
-        """Ask the policy where a ready stage goes, and queue it there.
+    def submit(self, now: float, view: RequestView, among: Container[str] | None = None) -> Dispatch:
+        """Ask the policy where a ready stage goes, and queue it there; ``among`` are all engines that it may see.
 
         Raises `PolicyError` when the policy names an engine that is not in the view, or a key it must not give.
         """
+        cluster = self.cluster()
+        if among is not None:
+            cluster = tuple(engine for engine in cluster if engine.name in among)
         try:
-            decision = self.policy.dispatch(now, view, self.cluster())
+            decision = self.policy.dispatch(now, view, cluster)
         except (Exception, SystemExit) as error:
             raise self._failure("dispatch", error) from error
         if not isinstance(decision, Dispatch):
             raise PolicyError(f"policy {self._policy_name()}: dispatch gave {decision!r}; expected a Dispatch")
         state = self._engines.get(decision.engine)
-        if state is None:
-            known = ", ".join(self._engines)
+        if state is None or (among is not None and decision.engine not in among):
+            known = ", ".join(engine.name for engine in cluster)
             raise PolicyError(
                 f"policy {self._policy_name()} sent request {view.request_id} to engine {decision.engine!r}, which is "
                 f"not in the cluster (engines: {known}){near(decision.engine, self._engines)}"

@@ -441,17 +441,6 @@ class Replay(ABC):
                 self._hand_over(state, start)
         return True
 
-    def _engine_priority(self, state: State, start: Start) -> tuple[float, ...]:
-        """vLLM's priority is one integer."""
-        if not start.priority:
-            return (0.0,)
-        if state.spec.scheduling != "priority":
-            raise ChimsimError(
-                f"engine {state.name} runs with scheduling fcfs and would ignore the policy's order; with the queue "
-                'in the engine use scheduling = "priority"'
-            )
-        return (float(round(start.priority[0])),)
-
     def _sample(self, now: float, state: State, running: int, waiting: int, kv_used_fraction: float) -> None:
         state.next_sample_at = now + SAMPLE_S
         waiting += self._dispatcher.waiting(state.name)
@@ -579,6 +568,18 @@ class Replay(ABC):
             itl,
             self._log or [],
         )
+
+
+def engine_priority(spec: EngineSpec, start: Start) -> int:
+    """The policy's order as vLLM takes it: one integer. Raises `ChimsimError` where the engine would ignore it."""
+    if not start.priority:
+        return 0
+    if spec.scheduling != "priority":
+        raise ChimsimError(
+            f"engine {spec.name} runs with scheduling fcfs and would ignore the policy's order; with the queue in the "
+            'engine use scheduling = "priority"'
+        )
+    return round(start.priority[0])
 
 
 def view_of(spec: EngineSpec) -> EngineView:

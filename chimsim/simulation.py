@@ -22,7 +22,18 @@ from chimsim.histogram import LogHistogram
 from chimsim.idle import footprint
 from chimsim.predictors import Predictor, build_predictor
 from chimsim.records import RunResult
-from chimsim.replay import Call, Job, Oversize, Queue, Replay, State, default_router, index_of, schedule
+from chimsim.replay import (
+    Call,
+    Job,
+    Oversize,
+    Queue,
+    Replay,
+    State,
+    default_router,
+    engine_priority,
+    index_of,
+    schedule,
+)
 from chimsim.ticks import HORIZON_S
 from policies import load_policy
 from policies.interface import Policy
@@ -173,7 +184,7 @@ class _Simulation(Replay):
     def _hand_over(self, state: _Engine, start: Start) -> bool:
         request = cast(EngineRequest, self._calls[start.request_id].request)
         if self._in_engine:
-            request.priority = self._engine_priority(state, start)
+            request.priority = (float(engine_priority(state.spec, start)),)
         request.check_at = request.produced + start.check_after_tokens if start.check_after_tokens else 0
         return state.engine.submit(request)
 

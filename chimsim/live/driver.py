@@ -22,7 +22,7 @@ from chimsim.histogram import LogHistogram
 from chimsim.live.prompts import Prompts
 from chimsim.predictors import Predictor
 from chimsim.records import RunResult
-from chimsim.replay import FAILED, SAMPLE_S, Call, Job, Oversize, Queue, Replay, State
+from chimsim.replay import FAILED, SAMPLE_S, Call, Job, Oversize, Queue, Replay, State, engine_priority
 from policies.interface import Policy, PolicyError
 from traces import Workflow
 
@@ -314,7 +314,7 @@ class LiveReplay(Replay):
         tokens = min(start.check_after_tokens or left, left) if state.port.slices else left
         request.before = request.produced
         state.running += 1
-        priority = round(self._engine_priority(state, start)[0]) if self._in_engine else None
+        priority = engine_priority(state.spec, start) if self._in_engine else None
         return state.port.start(request, tokens, priority)
 
     def _withdraw(self, now: float, call: Call) -> int:

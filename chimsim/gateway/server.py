@@ -1,0 +1,131 @@
+"""The gateway as a process: everything opened in order, served by uvicorn, drained and closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import uvicorn
+
+from chimsim.config import Cluster
+from chimsim.errors import ChimsimError
+from chimsim.gateway.core import DEFAULT_LIMITS, Gateway, Limits
+from chimsim.gateway.foretell import Foreteller, Models
+from chimsim.gateway.record import Recorder
+from chimsim.live.client import Client
+from chimsim.replay import Queue
+from policies.interface import Policy
+
+
+@asynccontextmanager
+async def opened(
+    cluster: Cluster,
+    policy: Policy,
+    models: Models,
+    *,
+    queue: Queue = "dispatcher",
+    limits: Limits = DEFAULT_LIMITS,
+    inactivity_s: float = 120.0,
+    max_batch: int = 32,
+    timeout_s: float = 0.002,
+    record: Path | None = None,
+    record_texts: bool = False,
+    record_bytes: int = 1 << 30,
+    say: Callable[[str], None] = lambda text: None,
+) -> AsyncIterator[Gateway]:
+    """A gateway in front of the cluster's engines, which may come later. Raises the packages' errors for bad input."""
+    models.check(policy)
+    if queue == "engine" and any(spec.scheduling != "priority" for spec in cluster.engines):
+        say("engines that run fcfs take no order: with --queue engine only policies without one can use them")
+    if type(policy).on_progress is not Policy.on_progress or policy.preemptive:
+        say(
+            f"policy {type(policy).__name__}: calls of clients are not cut in pieces, so that a running one never "
+            "gives its slot up; the policy's order holds while they wait"
+        )
+    async with AsyncExitStack() as stack:
+        clients = {}
+        for spec in cluster.engines:
+            if spec.address is None:
+                raise ChimsimError(
+                    f"cluster {cluster.name}: engine {spec.name} has no url; expected url = ... in its table"
+                )
+            key = os.environ.get(spec.address.api_key_env) if spec.address.api_key_env else None
+            if spec.address.api_key_env and not key:
+                raise ChimsimError(
+                    f"cluster {cluster.name}: engine {spec.name} has api_key_env = {spec.address.api_key_env!r}, and "
+                    "no such variable is set"
+                )
+            client = Client(spec.address.url, api_key=key, inactivity_s=inactivity_s)
+            clients[spec.name] = await stack.enter_async_context(client)
+        foreteller = await stack.enter_async_context(Foreteller(models, max_batch=max_batch, timeout_s=timeout_s))
+        recorder = None
+        if record is not None:
+            recorder = stack.enter_context(Recorder(record, texts=record_texts, max_bytes=record_bytes))
+        gateway = await stack.enter_async_context(
+            Gateway(cluster, policy, clients, foreteller, queue=queue, limits=limits, recorder=recorder)
+        )
+        for line in await gateway.look():
+            say(line)
+        yield gateway
+
+
+class Server(uvicorn.Server):
+    """Serves an application until SIGINT or SIGTERM; ``ready`` is told the address once it listens."""
+
+    def __init__(self, app: object, host: str, port: int, drain_s: float, ready: Callable[[str], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,  # type: ignore[arg-type]
+                host=host,
+                port=port,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+            )
+        )
+        self._ready = ready
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals begin the end, and nothing else: uvicorn would raise them again, before what is open is closed."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        with suppress(NotImplementedError):  # where loops take no signal handlers
+            for number in numbers:
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            with suppress(NotImplementedError):
+                for number in numbers:
+                    loop.remove_signal_handler(number)
+
+    async def startup(self, sockets: object = None) -> None:
+        """As uvicorn's, but an address that cannot be had is a `ChimsimError`."""
+        host, port = self.config.host, self.config.port
+        try:
+            await super().startup(sockets)  # type: ignore[arg-type]
+        except SystemExit:
+            raise ChimsimError(f"cannot listen on {host}, port {port}: is it taken?") from None
+        taken = self.servers[0].sockets[0].getsockname()[1]
+        self._ready(f"http://{f'[{host}]' if ':' in host else host}:{taken}")
+
+
+class JsonLines(logging.Formatter):
+    """A log record as one JSON object: time, level, event, and the fields that came with it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        row = {"time": at, "level": record.levelname.lower(), "event": record.getMessage()}
+        row |= getattr(record, "fields", {})
+        if record.exc_info:
+            row["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(row, ensure_ascii=False)
