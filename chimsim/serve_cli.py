@@ -71,11 +71,8 @@ def serve_command(
     with the header X-Chimsim-Workflow-Id. docs/gateway.md has headers, limits and metrics. A line on stdout says
     when it serves; logs are JSON lines on stderr; SIGTERM drains.
     """
-    try:
-        from chimsim.gateway.core import Limits
-        from chimsim.gateway.foretell import Models
-    except ImportError as error:
-        raise ChimsimError(f'the gateway needs the extra "serve": pip install "chimsim[serve]" ({error})') from None
+    from chimsim.gateway.core import Limits
+    from chimsim.gateway.foretell import Models
 
     if queue not in get_args(Queue):
         raise ChimsimError(

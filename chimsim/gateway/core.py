@@ -374,8 +374,9 @@ class Gateway:
             extra={
                 "fields": {
                     "status": status, "workflow": session.workflow_id, "stage": call.stage_name,
-                    "engine": call.engine, "waited_ms": round(1e3 * (call.sent_at - call.arrived_at), 1) if call.sent_at else None,
-                    "latency_ms": round(1e3 * (now - call.arrived_at), 1), "tries": call.tries + 1,
+                    "engine": call.engine, "tries": call.tries + 1,
+                    "waited_ms": round(1e3 * (call.sent_at - call.arrived_at), 1) if call.sent_at else None,
+                    "latency_ms": round(1e3 * (now - call.arrived_at), 1),
                 }
             },
         )  # fmt: skip
