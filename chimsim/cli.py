@@ -26,6 +26,7 @@ from calibration.profile import ProfileError
 from calibration.rows import TrainingError
 from calibration.saved import ModelError
 from chimsim.calibrate_cli import calibrate_app
+from chimsim.collect_cli import collect_command
 from chimsim.errors import ChimsimError
 from chimsim.feeds import training_overlap
 from chimsim.grid import Cell, plan
@@ -101,6 +102,7 @@ app.command("profiles")(profiles_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
 app.command("serve")(serve_command)
+app.command("collect")(collect_command)
 app.command("mock-engine")(mock_engine_command)
 
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import aiohttp
 
@@ -29,13 +29,14 @@ class EngineError(ChimsimError):
 
     ``kind``: ``refused`` (no connection), ``timeout`` (no byte for too long), ``closed`` (in mid-answer), ``status``
     (an HTTP status other than 200, in ``status``), ``stream`` (an error, or no proper end, inside a stream; vLLM names
-    the status that it would have had), ``garbage`` (not what the protocol says).
+    the status that it would have had), ``garbage`` (not what the protocol says). ``body`` is what came with a status.
     """
 
-    def __init__(self, message: str, kind: Kind, status: int | None = None) -> None:
+    def __init__(self, message: str, kind: Kind, status: int | None = None, body: bytes = b"") -> None:
         super().__init__(message)
         self.kind = kind
         self.status = status
+        self.body = body
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ class Completion:
     ``prompt`` is token ids, which keeps lengths exact, or text. ``exact`` asks for ``max_tokens`` tokens, no fewer
     (``ignore_eos``, ``min_tokens``). ``priority`` is vLLM's: lower goes first, and an engine that runs fcfs ignores it.
     """
+
+    path: ClassVar[str] = "/v1/completions"
 
     model: str
     prompt: tuple[int, ...] | str
@@ -74,8 +77,36 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Chat:
+    """One request to ``/v1/chat/completions``; ``messages`` are (role, text). The model ends its answer itself."""
+
+    path: ClassVar[str] = "/v1/chat/completions"
+
+    model: str
+    messages: tuple[tuple[str, str], ...]
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int = 0
+
+    def payload(self) -> dict[str, Any]:
+        """The request's JSON, for a streamed answer: a whole one would send nothing for as long as it takes."""
+        return {
+            "model": self.model,
+            "messages": [{"role": role, "content": text} for role, text in self.messages],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """One chunk of a stream. A chunk is not a token: ``output_tokens``, the count so far, is None where not said."""
+    """One chunk of a stream. A chunk is not a token: ``output_tokens``, the count so far, is None where not said.
+
+    ``has_choice`` is false where there is no piece of an answer in it: usage alone, or a chat's role alone.
+    """
 
     at: float
     output_tokens: int | None
@@ -133,14 +164,12 @@ class Client:
         self.inactivity_s = inactivity_s
         self.connect_s = connect_s
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=inactivity_s)
         self._opened: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         # no limit on connections: how many requests are in flight is the caller's business
         self._opened = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-            timeout=self._timeout,
             headers=self._headers,
         )
         return self
@@ -206,7 +235,7 @@ class Client:
 
     async def complete(
         self,
-        completion: Completion,
+        completion: Completion | Chat,
         on_tokens: Callable[[float, int], None] | None = None,
         on_chunk: Callable[[Chunk], None] | None = None,
     ) -> Answer:
@@ -263,10 +292,24 @@ class Client:
             queued_s=queued_ms / 1000.0 if isinstance(queued_ms, int | float) else None,
         )
 
-    async def stream(self, completion: Completion) -> AsyncIterator[Chunk]:
+    async def tokenize(self, body: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """The token ids of ``{"model", "prompt"}`` or ``{"model", "messages"}``; None where the server tells none."""
+        try:
+            async with self._reply("POST", "/tokenize", body) as reply:
+                text = await reply.text()
+        except EngineError as error:
+            if error.kind == "status" and error.status in (400, 404, 405, 501):
+                return None
+            raise
+        try:
+            return tuple(int(token) for token in json.loads(text)["tokens"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    async def stream(self, completion: Completion | Chat) -> AsyncIterator[Chunk]:
         """The answer's chunks as they come; leaving the loop early closes the connection, which aborts the request."""
         clock = asyncio.get_running_loop().time
-        path = "/v1/completions"
+        path = completion.path
         async with self._reply("POST", path, completion.payload()) as reply:
             if reply.content_type != "text/event-stream":
                 raise EngineError(
@@ -295,14 +338,17 @@ class Client:
             choices = event["choices"]
             usage = event.get("usage") or {}
             choice = choices[0] if choices else {}
+            delta = choice.get("delta") or {}
+            text = choice.get("text") or delta.get("content") or ""
+            role_alone = "role" in delta and not text and choice.get("finish_reason") is None
             count = usage.get("completion_tokens")
             return Chunk(
                 at=at,
                 output_tokens=count if type(count) is int else None,
-                text=choice.get("text") or "",
+                text=text,
                 token_ids=tuple(choice.get("token_ids") or ()),
                 finish_reason=choice.get("finish_reason"),
-                has_choice=bool(choices),
+                has_choice=bool(choices) and not role_alone,
                 usage=usage,
                 metrics=event.get("metrics") or {},
             )
@@ -312,25 +358,39 @@ class Client:
             found = _cut(body.decode(errors="replace"))
             raise EngineError(f"{self.url}: expected a chunk of a completion, found {found}", "garbage") from None
 
+    @asynccontextmanager
+    async def post(
+        self, path: str, body: Mapping[str, Any], silence_s: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Any request, with its answer unread. ``silence_s`` is how long nothing may come, if not ``inactivity_s``.
+
+        What goes wrong while the answer is read in the block becomes an `EngineError` too.
+        """
+        async with self._reply("POST", path, body, silence_s) as reply:
+            yield reply
+
     async def _get(self, path: str) -> str:
         async with self._reply("GET", path) as reply:
             return await reply.text()
 
     @asynccontextmanager
     async def _reply(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, silence_s: float | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The server's reply with status 200; whatever goes wrong until its end becomes an `EngineError`."""
         where = f"{self.url}{path}"
+        if silence_s is None:
+            silence_s = self.inactivity_s
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.connect_s, sock_read=silence_s)
         try:
-            async with self._session.request(method, where, json=body) as reply:
+            async with self._session.request(method, where, json=body, timeout=timeout) as reply:
                 if reply.status != 200:
                     raise await self._refusal(reply, where)
                 yield reply
         except aiohttp.ServerTimeoutError as error:
             if "connection timeout" in str(error).lower():
                 raise EngineError(f"{where}: no connection within {self.connect_s:g} s", "refused") from None
-            raise EngineError(f"{where}: the server sent nothing for {self.inactivity_s:g} s", "timeout") from None
+            raise EngineError(f"{where}: the server sent nothing for {silence_s:g} s", "timeout") from None
         except aiohttp.ClientConnectorError as error:
             raise EngineError(f"{where}: no connection: {error.strerror or error}", "refused") from None
         except aiohttp.InvalidURL:
@@ -351,7 +411,7 @@ class Client:
             hint = "; the server wants another --api-key"
         elif reply.status in (404, 405) and "does not exist" not in reason:
             hint = f"; is {self.url} the root of an OpenAI-compatible server?"
-        return EngineError(f"{where}: answered {reply.status}: {reason}{hint}", "status", reply.status)
+        return EngineError(f"{where}: answered {reply.status}: {reason}{hint}", "status", reply.status, text.encode())
 
     @property
     def _session(self) -> aiohttp.ClientSession:
