@@ -18,7 +18,7 @@ from scipy.special import expit
 from calibration.router_encoder import Encoder, FineTuned
 from calibration.router_heads import Forest, Head, Linear, fit_head, platt
 from calibration.router_text import TextFeatures
-from calibration.rows import TrainingError
+from calibration.rows import TrainingError, task_text
 from calibration.saved import ModelError, SavedModel, load_model, save_model
 from traces.schema import Workflow, near
 
@@ -61,7 +61,7 @@ class LearningSet:
 
 
 def learning_set(workflows: Iterable[Workflow], models: Sequence[str]) -> LearningSet:
-    """The workflows as the router sees them: the text of the first call (else of the workflow), and the labels.
+    """The workflows as the router sees them: `calibration.rows.task_text`, and the labels.
 
     Workflows without text are left out.
 
@@ -70,8 +70,7 @@ def learning_set(workflows: Iterable[Workflow], models: Sequence[str]) -> Learni
     """
     prompts, labels = [], []
     for workflow in workflows:
-        runs = [workflow.runs[model] for model in models if model in workflow.runs]
-        text = next((run.stages[0].prompt for run in runs if run.stages[0].prompt), workflow.prompt)
+        text = task_text(workflow)
         if text:
             prompts.append(text)
             solved = [workflow.runs[model].solved if model in workflow.runs else None for model in models]

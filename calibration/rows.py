@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from traces.graph import ancestors
 from traces.schema import Trace, Workflow, near
 
 MIN_WORKFLOWS = 50
@@ -24,6 +25,7 @@ class TrainingError(ValueError):
 class FinishedStage:
     """An earlier call of the workflow, as it went; ``model`` is the one that ran it."""
 
+    stage: int
     name: str
     model: str
     prompt_tokens: int
@@ -51,7 +53,7 @@ class PredictionInput:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A call with its truth: output tokens of this stage, and of this and all later stages of the same run."""
+    """A call with its truth: output tokens of this stage, and of all stages of the run that have not finished."""
 
     known: PredictionInput
     model: str
@@ -68,19 +70,30 @@ class Split:
     test: tuple[Workflow, ...]
 
 
+def task_text(workflow: Workflow) -> str | None:
+    """The text of the task, which is what a router reads: the workflow's, else that of the first call of a run.
+
+    Of runs whose first calls differ it is that of the model first by name. None where there is no text.
+    """
+    firsts = (workflow.runs[model].stages[0].prompt for model in sorted(workflow.runs))
+    return workflow.prompt or next((text for text in firsts if text), None)
+
+
 def calls_of(workflow: Workflow, model: str, models: Sequence[str]) -> list[PredictionInput]:
-    """The calls of the workflow's run on ``model``, which ran the earlier ones too, with ``models`` to predict for."""
-    calls = []
-    finished: tuple[FinishedStage, ...] = ()
-    for index, stage in enumerate(workflow.runs[model].stages):
-        calls.append(
-            PredictionInput(
-                workflow.workflow_id, workflow.workload, index, stage.name, tuple(models), stage.prompt_tokens,
-                stage.system_tokens, stage.user_tokens, stage.prompt or workflow.prompt, finished,
-            )
-        )  # fmt: skip
-        finished += (FinishedStage(stage.name, model, stage.prompt_tokens, stage.output_tokens),)
-    return calls
+    """The calls of the workflow's run on ``model``, which ran the earlier ones too, with ``models`` to predict for.
+
+    In a graph the earlier ones are those that have finished for certain: what is beside it may have or not.
+    """
+    stages = workflow.runs[model].stages
+    done = [FinishedStage(i, each.name, model, each.prompt_tokens, each.output_tokens) for i, each in enumerate(stages)]
+    return [
+        PredictionInput(
+            workflow.workflow_id, workflow.workload, index, stage.name, tuple(models), stage.prompt_tokens,
+            stage.system_tokens, stage.user_tokens, stage.prompt or workflow.prompt,
+            tuple(done[each] for each in sorted(earlier)),
+        )
+        for index, (stage, earlier) in enumerate(zip(stages, ancestors(stages), strict=True))
+    ]  # fmt: skip
 
 
 def rows(workflows: Iterable[Workflow], models: Sequence[str]) -> list[Row]:
@@ -94,10 +107,10 @@ def rows(workflows: Iterable[Workflow], models: Sequence[str]) -> list[Row]:
             if model not in workflow.runs:
                 continue
             stages = workflow.runs[model].stages
-            remaining = sum(stage.output_tokens for stage in stages)
+            whole = sum(stage.output_tokens for stage in stages)
             for known, stage in zip(calls_of(workflow, model, (model,)), stages, strict=True):
-                made.append(Row(known, model, stage.output_tokens, remaining))
-                remaining -= stage.output_tokens
+                finished = sum(done.output_tokens for done in known.finished)
+                made.append(Row(known, model, stage.output_tokens, whole - finished))
     return made
 
 

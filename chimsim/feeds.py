@@ -69,7 +69,8 @@ class Feed:
 
     ``router`` is trace, oracle or none, the folder of a saved router, or a number: the average precision of a noisy
     one. ``lengths`` is a Kendall distance, or ``qrf:FOLDER`` of a saved length model; ``rank`` a saved rank model's
-    folder, None for the order of the lengths.
+    folder, None for the order of the lengths. ``quantile`` is what the policy asks a saved length model for, None its
+    own.
     """
 
     router: str | float | None
@@ -77,6 +78,7 @@ class Feed:
     rank: str | None
     router_s: float
     predictor_s: float
+    quantile: float | None = None
 
     @property
     def learned_router(self) -> str | None:
@@ -102,6 +104,7 @@ class Feed:
             "rank": None if self.rank is None else manifest_of(self.rank).digest,
             "router_s": self.router_s,
             "predictor_s": self.predictor_s,
+            "quantile": self.quantile,
         }
 
     def axes(self) -> dict[str, Scalar]:
@@ -169,7 +172,13 @@ def _predictor(name: str, digest: str, models: tuple[str, ...], feed: Feed, seed
     if not feed.folders:
         return base
     return LearnedPredictor(
-        trace, models, base, lengths=feed.learned_lengths, router=feed.learned_router, rank=feed.rank
+        trace,
+        models,
+        base,
+        lengths=feed.learned_lengths,
+        router=feed.learned_router,
+        rank=feed.rank,
+        quantile=feed.quantile,
     )
 
 

@@ -1,17 +1,20 @@
 """What an engine can take, and how long it needs for a workflow that has it to itself.
 
-Arithmetic over a profile; nothing here runs an engine.
+Arithmetic over a profile; only for graphs an engine is simulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from math import inf
 
 from chimsim.config import EngineSpec
-from chimsim.engine import footprint_of
-from chimsim.kvcache import Footprint, KVCache
+from chimsim.engine import Engine, EngineRequest
+from chimsim.kvcache import KVCache
+from chimsim.layout import Layout
 from chimsim.ticks import exact, exact_not_before
 from traces import Run, Stage
+from traces.graph import children, is_chain, parents
 
 
 def fit(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> int:
@@ -36,21 +39,24 @@ def oversize_message(workflow_id: str, index: int, stage: Stage, spec: EngineSpe
     )
 
 
-def idle_latency_s(spec: EngineSpec, run: Run, overhead_s: float = 0.0) -> float:
-    """End-to-end seconds of a workflow's stages alone on an idle engine, tool delays and ``overhead_s`` included.
+def idle_latency_s(spec: EngineSpec, run: Run, first_s: float = 0.0, each_s: float = 0.0) -> float:
+    """End-to-end seconds of a workflow's stages alone on an idle engine, tool delays included.
 
-    What an engine does with one request at a time: prefill in chunks of the token budget after what the previous
-    stage left in the prefix cache, then one decode step a token.
+    The predictors take ``first_s`` before the first call and ``each_s`` before every other. What an engine does with
+    one request at a time: prefill in chunks of the token budget after what the previous stage left in the prefix
+    cache, then one decode step a token. The branches of a graph run side by side.
     """
+    if not is_chain(run.stages):
+        return _graph_latency_s(spec, run, first_s, each_s)
+    layout = Layout(0, run)
     block, budget, profile = spec.block_tokens, spec.max_num_batched_tokens, spec.profile
     constant, slope = exact(profile.decode_constant_s(1)), exact(profile.decode_slope_s())
     cache = KVCache(spec.num_kv_blocks - 1, block, caching=spec.prefix_caching)
-    reused = tuple(stage.reused_tokens for stage in run.stages)
-    total_s = exact_not_before(overhead_s)
+    total_s = exact_not_before(first_s + each_s * (len(run.stages) - 1))
     for index, stage in enumerate(run.stages):
         prompt = stage.prompt_tokens
         output = fit(spec, prompt, stage.output_tokens)
-        held = footprint(spec, 0, index, reused, stage)
+        held = layout.footprint(spec, index, stage)
         hits, _ = cache.lookup(held, prompt)
         cache.admit(held, hits)
         held.blocks = -(-(prompt + output - 1) // block)
@@ -69,9 +75,38 @@ def idle_latency_s(spec: EngineSpec, run: Run, overhead_s: float = 0.0) -> float
     return total_s
 
 
-def footprint(spec: EngineSpec, owner: object, index: int, reused: Sequence[int], stage: Stage) -> Footprint:
-    prefix = stage.shared_prefix
-    shared = None if prefix is None else (prefix.id, prefix.tokens)
-    return footprint_of(
-        owner, index, reused, spec.block_tokens, stage.prompt_tokens, shared, stage.hash_ids, stage.hash_block_tokens
-    )
+def _graph_latency_s(spec: EngineSpec, run: Run, first_s: float, each_s: float) -> float:
+    """A simulated engine that serves this workflow alone."""
+    engine = Engine(spec)
+    layout = Layout(0, run)
+    stages, waiting_for = run.stages, children(run.stages)
+    left = [len(parents(stages, index)) for index in range(len(stages))]
+    begin_s = exact_not_before(first_s)
+    each_s = exact_not_before(each_s)
+
+    def after_s(index: int) -> float:
+        return each_s + exact_not_before(stages[index].delay_s)
+
+    ready = [(begin_s + (after_s(index) if index else 0.0), index) for index in range(len(stages)) if not left[index]]
+    heapify(ready)
+    now = 0.0
+    while ready or engine.busy:
+        now = min(ready[0][0] if ready else inf, engine.end_at if engine.busy else inf)
+        if engine.busy and engine.end_at == now:
+            for request in engine.finish():
+                for child in waiting_for[request.request_id]:
+                    left[child] -= 1
+                    if not left[child]:
+                        heappush(ready, (now + after_s(child), child))
+        wanted = False
+        while ready and ready[0][0] == now:
+            _, index = heappop(ready)
+            stage = stages[index]
+            output = fit(spec, stage.prompt_tokens, stage.output_tokens)
+            held = layout.footprint(spec, index, stage)
+            wanted = engine.submit(EngineRequest(index, stage.prompt_tokens, output, held)) or wanted
+        if not engine.busy:
+            engine.start(now)
+        elif wanted:
+            engine.cut(now)
+    return now

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from calibration.rows import PredictionInput, calls_of
+from calibration.rows import PredictionInput, calls_of, task_text
 from calibration.saved import SavedModel, read_manifest
 from chimsim.errors import ChimsimError, near
 from chimsim.predictors import TracePredictor
@@ -46,7 +46,10 @@ def cost_s(folder: str) -> float:
 
 
 class LearnedPredictor:
-    """Predictions of saved models; what no model is given for comes from ``base``."""
+    """Predictions of saved models; what no model is given for comes from ``base``.
+
+    ``quantile`` is which one of the lengths, None the length model's own.
+    """
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class LearnedPredictor:
         lengths: str | None = None,
         router: str | None = None,
         rank: str | None = None,
+        quantile: float | None = None,
     ) -> None:
         # What models are made of takes a while to import, and most runs have none.
         from calibration.length_model import load_length
@@ -71,16 +75,19 @@ class LearnedPredictor:
         self._rank = load_rank(rank) if rank is not None else None
         for folder, known in ((lengths, self._length), (rank, self._rank)):
             if folder is not None and known is not None:
-                _check_models(folder, known.models, self._models)
+                check_models(folder, known.models, self._models)
         self._calls: dict[tuple[str, ...], tuple[Mapping[str, float], Mapping[str, float], Mapping[str, float]]] = {}
         calls = _calls_of(trace, self._models) if self._length is not None or self._rank is not None else []
         if self._length is not None:
             assert lengths is not None
-            table = _cached("length", trace, models, lengths, partial(_length_table, self._length, calls))
+            # The cache's name says which quantile; None and the model's own are one.
+            self._quantile = self._length.settings.quantile if quantile is None else quantile
+            make_lengths = partial(length_table, self._length, calls, self._quantile)
+            table = _cached(f"length-{self._quantile}", trace, models, lengths, make_lengths)
             self._stage, self._remaining = table[:, :, 0], table[:, :, 1]
         if self._rank is not None:
             assert rank is not None
-            self._ranks = _cached("rank", trace, models, rank, partial(_rank_table, self._rank, calls, self._models))
+            self._ranks = _cached("rank", trace, models, rank, partial(rank_table, self._rank, calls, self._models))
         self._places = {_key(call): at for at, call in enumerate(calls)}
         self._confidence: Floats | None = None
         if router is not None:
@@ -111,21 +118,21 @@ class LearnedPredictor:
         if self._length is not None:
             table = self._stage, self._remaining
             if at is None:
-                made = _length_table(self._length, [inputs])
+                made = length_table(self._length, [inputs], self._quantile)
                 table, place = (made[:, :, 0], made[:, :, 1]), 0
             else:
                 place = at
             stage, remaining = (dict(zip(self._models, part[place].tolist(), strict=True)) for part in table)
         rank: Mapping[str, float] = stage
         if self._rank is not None:
-            ranks = self._ranks[at] if at is not None else _rank_table(self._rank, [inputs], self._models)[0]
+            ranks = self._ranks[at] if at is not None else rank_table(self._rank, [inputs], self._models)[0]
             rank = dict(zip(self._models, ranks.tolist(), strict=True))
         return stage, remaining, rank
 
 
 def _key(inputs: PredictionInput) -> tuple[str, ...]:
-    """What a prediction depends on: the workflow, its stage, and which models ran the earlier ones."""
-    return (inputs.workflow_id, str(inputs.stage), *(done.model for done in inputs.finished))
+    """What a prediction depends on: the workflow, its stage, and which earlier ones have finished, on which models."""
+    return (inputs.workflow_id, str(inputs.stage), *(f"{done.stage}/{done.model}" for done in inputs.finished))
 
 
 def _calls_of(trace: Trace, models: tuple[str, ...]) -> list[PredictionInput]:
@@ -139,14 +146,17 @@ def _calls_of(trace: Trace, models: tuple[str, ...]) -> list[PredictionInput]:
     ]
 
 
-def _length_table(model: LengthModel, calls: Sequence[PredictionInput]) -> Floats:
-    """Tokens, shape (calls, models, 2): of the stage, and of all that remains."""
-    pairs = model.quantiles(calls, [model.settings.quantile])[:, :, 0]
+def length_table(model: LengthModel, calls: Sequence[PredictionInput], quantile: float | None) -> Floats:
+    """Tokens, shape (calls, models, 2): of the stage, and of all that remains.
+
+    ``quantile`` is which quantile of them, between 0 and 1; None the one that the model was trained to give.
+    """
+    pairs = model.quantiles(calls, [model.settings.quantile if quantile is None else quantile])[:, :, 0]
     return np.asarray(pairs.reshape(len(calls), -1, 2), np.float64)
 
 
-def _rank_table(model: RankModel, calls: Sequence[PredictionInput], models: Sequence[str]) -> Floats:
-    """Scores, shape (calls, models)."""
+def rank_table(model: RankModel, calls: Sequence[PredictionInput], models: Sequence[str]) -> Floats:
+    """Rank scores, shape (calls, models): the higher, the longer the stage; ``models`` are among the model's own."""
     return np.array([[row[name] for name in models] for row in model.predict(calls)], np.float64)
 
 
@@ -156,19 +166,24 @@ def _confidences(trace: Trace, folder: str, models: Sequence[str]) -> Floats:
     from calibration.router_model import load_router
 
     router, _ = load_router(folder)
-    _check_models(folder, router.models, models)
-    prompts = [_prompt(workflow, folder) for workflow in trace.workflows]
-    table = router.predict_proba(prompts)
+    check_models(folder, router.models, models)
+    texts = [_text(workflow, folder) for workflow in trace.workflows]
+    table = router.predict_proba(texts)
     return np.asarray(table[:, [router.models.index(model) for model in models]], np.float64)
 
 
-def _prompt(workflow: Workflow, folder: str) -> str:
-    if workflow.prompt is None:
+def _text(workflow: Workflow, folder: str) -> str:
+    text = task_text(workflow)
+    if text is None:
         raise ChimsimError(f"router {folder}: workflow {workflow.workflow_id} has no prompt, which is all it reads")
-    return workflow.prompt
+    return text
 
 
-def _check_models(folder: str, known: Sequence[str], wanted: Sequence[str]) -> None:
+def check_models(folder: str, known: Sequence[str], wanted: Sequence[str]) -> None:
+    """Refuse a saved model that was trained for ``known`` models where ``wanted`` ones are to be predicted.
+
+    Raises `ChimsimError`, which names the folder and the first model that it lacks.
+    """
     for model in wanted:
         if model not in known:
             raise ChimsimError(

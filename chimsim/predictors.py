@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, nan
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from calibration.rows import PredictionInput
 from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError, near
 from policies.interface import Prediction
+from traces.graph import ancestors, is_chain
 from traces.schema import Trace
 
 ROUTERS = ("trace", "oracle", "none", "noisy")
@@ -51,9 +52,16 @@ class _Unknown(Mapping[str, float]):
         return 0
 
 
-_Table = tuple[str, "array[int]", "array[float]", "array[float]", "array[float]"]
-"""Of one model: its name, where each workflow's stages start, the stages' own and remaining tokens, and the
-workflows' confidence (NaN: none)."""
+_Table = tuple[str, "array[int]", "array[float]", "array[float]", "array[float]", "dict[int, _Graph]"]
+"""Of one model: its name, where each workflow's stages start, the stages' own and remaining tokens, the workflows'
+confidence (NaN: none), and by row those that are graphs. Remaining are the tokens of all stages but the ancestors."""
+
+
+class _Graph(NamedTuple):
+    """Of a run that is a graph: its stages' true tokens, and for each all that have finished for certain."""
+
+    tokens: tuple[int, ...]
+    ancestors: list[frozenset[int]]
 
 
 class TracePredictor:
@@ -111,11 +119,13 @@ class TracePredictor:
         remaining_tokens: dict[str, float] = {}
         known: dict[str, float] = {}
         confidence: Mapping[str, float] = known
-        for model, starts, own, left, sure in tables:
+        for model, starts, own, left, sure, graphs in tables:
             at = starts[row] + stage
             if at < starts[row + 1]:
                 stage_tokens[model] = own[at]
                 remaining_tokens[model] = left[at]
+                if row in graphs:
+                    remaining_tokens[model] *= _share_left(graphs[row], inputs)
             else:
                 stage_tokens[model] = remaining_tokens[model] = self._beyond(row, model)
             known[model] = q = sure[row]
@@ -127,8 +137,8 @@ class TracePredictor:
         """Make the tables of these models, which is otherwise done when they are first asked for."""
         for model in models:
             if model not in self._models:
-                starts, own, left = self._lengths(model)
-                self._models[model] = (model, starts, own, left, self._confidence(model))
+                starts, own, left, graphs = self._lengths(model)
+                self._models[model] = (model, starts, own, left, self._confidence(model), graphs)
         tables = tuple(self._models[model] for model in models)
         self._tables[tuple(models)] = tables
         return tables
@@ -163,15 +173,18 @@ class TracePredictor:
             )
         return f"router {self._router}: {who} has no label for model {model!r} (solved is null)"
 
-    def _lengths(self, model: str) -> tuple[array[int], array[float], array[float]]:
+    def _lengths(self, model: str) -> tuple[array[int], array[float], array[float], dict[int, _Graph]]:
         starts, own, left, names = array("q", [0]), array("d"), array("d"), []
-        for workflow in self._trace.workflows:
+        graphs: dict[int, _Graph] = {}
+        for row, workflow in enumerate(self._trace.workflows):
             run = workflow.runs.get(model)
             outputs = [stage.output_tokens for stage in run.stages] if run else []
+            if run is not None and not is_chain(run.stages):
+                graphs[row] = _Graph(tuple(outputs), ancestors(run.stages))
             ahead = sum(outputs)
             for stage, tokens in enumerate(outputs):
                 own.append(tokens)
-                left.append(ahead)
+                left.append(ahead if row not in graphs else _left(graphs[row], stage))
                 ahead -= tokens
                 if self._length_error:
                     names.append(f"{workflow.workflow_id}\0{stage}")
@@ -180,7 +193,7 @@ class TracePredictor:
             z = noise(self._seed, f"length\0{model}", names)
             own = _packed(noisy_lengths(np.array(own), z, self._length_error))
             left = _packed(noisy_lengths(np.array(left), z, self._length_error))
-        return starts, own, left
+        return starts, own, left, graphs
 
     def _confidence(self, model: str) -> array[float]:
         if self._router == "trace":
@@ -274,6 +287,18 @@ def build_predictor(
         if refused:
             raise ChimsimError(refused[0])
     return predictor
+
+
+def _left(graph: _Graph, stage: int) -> int:
+    """Tokens of all stages but those that have finished for certain when the stage is ready."""
+    return sum(tokens for index, tokens in enumerate(graph.tokens) if index not in graph.ancestors[stage])
+
+
+def _share_left(graph: _Graph, inputs: PredictionInput) -> float:
+    """How much of `_left` is left in truth: stages beside this one may have finished."""
+    beside = {done.stage for done in inputs.finished} - graph.ancestors[inputs.stage]
+    most = _left(graph, inputs.stage)
+    return (most - sum(graph.tokens[index] for index in beside if index < len(graph.tokens))) / most
 
 
 def _label(run: object) -> float:

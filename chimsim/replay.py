@@ -23,12 +23,14 @@ from chimsim.dispatcher import Dispatcher, Outcome, Start
 from chimsim.errors import ChimsimError
 from chimsim.histogram import LogHistogram
 from chimsim.idle import fit, idle_latency_s, oversize_message
+from chimsim.layout import Layout
 from chimsim.predictors import Predictor
 from chimsim.records import Columns, RunResult, frame_of
 from chimsim.ticks import HORIZON_S, exact, exact_not_before
 from policies.interface import EngineView, Policy, Prediction, RequestView
 from traces import Run, Stage, Trace, Workflow
 from traces import arrivals as arriving
+from traces.graph import children, parents
 
 Oversize = Literal["error", "reject", "clip"]
 Queue = Literal["dispatcher", "engine"]
@@ -102,8 +104,8 @@ class Job:
     """A workflow in the system."""
 
     __slots__ = (
-        "arrived_at", "engines", "finished", "measured", "mixed", "model", "output_tokens", "prompt_tokens",
-        "queue_time_s", "reused", "row", "run", "source", "stage", "workflow_id",
+        "arrived_at", "begun", "children", "done", "engines", "failed", "finished", "in_flight", "layout", "measured",
+        "mixed", "model", "output_tokens", "prompt_tokens", "queue_time_s", "row", "run", "source", "workflow_id",
     )  # fmt: skip
 
     def __init__(self, row: int, source: Workflow, workflow_id: str, arrived_at: float, measured: bool) -> None:
@@ -112,8 +114,13 @@ class Job:
         self.workflow_id = workflow_id
         self.arrived_at = arrived_at
         self.measured = measured
-        self.stage = 0
         self.run: Run | None = None
+        self.layout: Layout | None = None
+        self.children: list[list[int]] | None = None  # of a graph's stages; None: a chain
+        self.begun = 0  # bit i: stage i is on its way or done
+        self.done = 0
+        self.in_flight = 0
+        self.failed: int | None = None
         self.model = ""
         self.mixed = False
         self.engines: list[State] = []
@@ -121,20 +128,45 @@ class Job:
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.queue_time_s = 0.0
-        self.reused: tuple[int, ...] = ()
+
+    def follow(self, run: Run) -> None:
+        """Go on as another model's run says, or begin."""
+        self.run = run
+        self.layout = Layout(self.row, run)
+        self.children = None if self.layout.chain else children(run.stages)
+
+    def following(self, index: int) -> list[int]:
+        """The stages that are ready now that stage ``index`` is done."""
+        assert self.run is not None
+        if self.failed is not None:
+            return []
+        stages = self.run.stages
+        if self.children is None:
+            return [index + 1] if index + 1 < len(stages) else []
+        # Another model's graph may have other stages ready than those behind this one.
+        candidates = range(len(stages)) if self.mixed or index >= len(stages) else self.children[index]
+        return [each for each in candidates if not self.begun >> each & 1 and self.is_ready(each)]
+
+    def is_ready(self, index: int) -> bool:
+        """Whether all that the stage waits for is done."""
+        assert self.run is not None
+        return all(self.done >> parent & 1 for parent in parents(self.run.stages, index))
 
 
 class Call:
     """One stage of a job on its way: ready, waiting, running."""
 
     __slots__ = (
-        "enqueued_at", "job", "output_tokens", "prediction", "ready_at", "request", "request_id", "stage", "state",
-        "yields",
+        "enqueued_at", "index", "job", "output_tokens", "prediction", "ready_at", "request", "request_id", "stage",
+        "state", "yields",
     )  # fmt: skip
 
-    def __init__(self, request_id: int, job: Job, ready_at: float, prediction: Prediction, stage: Stage) -> None:
+    def __init__(
+        self, request_id: int, job: Job, index: int, ready_at: float, prediction: Prediction, stage: Stage
+    ) -> None:
         self.request_id = request_id
         self.job = job
+        self.index = index
         self.ready_at = ready_at
         self.prediction = prediction
         self.stage = stage
@@ -220,7 +252,7 @@ class Replay(ABC):
         self._calls: dict[int, Call] = {}
         self._arrived: list[Job] = []
         self._ready: list[Call] = []
-        self._woken: list[Job] = []
+        self._woken: list[tuple[Job, int]] = []
         self._touched: list[Any] = []
         self._next_id = 0
         self._requests = Columns(REQUEST_COLUMNS)
@@ -313,15 +345,15 @@ class Replay(ABC):
         woken = self._woken
         if woken:
             if len(woken) > 1:
-                woken.sort(key=_row)
-            for job in woken:
-                self._stage_ready(now, job)
+                woken.sort(key=_place)
+            for job, index in woken:
+                self._stage_ready(now, job, index)
             woken.clear()
         for job in self._arrived:
-            self._stage_ready(now, job)
+            self._begin_stage(now, job, 0)
         self._arrived.clear()
-        ready = self._ready
-        if ready:
+        # Again where a graph begins with several stages: the others follow the first, which chooses the model.
+        while ready := self._ready:
             if len(ready) > 1:
                 ready.sort(key=_number)
             self._ready = []
@@ -336,20 +368,34 @@ class Replay(ABC):
             for state in idle:
                 self._go_on(now, state)
 
-    def _stage_ready(self, now: float, job: Job) -> None:
-        """The job's next stage can be sent: predict, and dispatch it once the predictors had their time."""
+    def _begin_stage(self, now: float, job: Job, index: int) -> None:
+        """All that the stage waits for is done: it is ready now, or after its delay."""
+        job.begun |= 1 << index
+        job.in_flight += 1
+        delay_s = job.run.stages[index].delay_s if job.run is not None else 0.0
+        if delay_s:
+            self._at(now + exact_not_before(delay_s), self._on_delay_over, (job, index))
+        else:
+            self._stage_ready(now, job, index)
+
+    def _stage_ready(self, now: float, job: Job, index: int) -> None:
+        """A stage can be sent: predict, and dispatch it once the predictors had their time."""
         source = job.source
         run = job.run or source.runs[self._models[0]]
-        stage = run.stages[job.stage]
+        if job.failed is not None or index >= len(run.stages):
+            # While it waited the workflow failed, or went on as another model's graph, which has no such stage.
+            self._skip(now, job, index)
+            return
+        stage = run.stages[index]
         prediction = self._predictor.predict(
             PredictionInput(
-                source.workflow_id, source.workload, job.stage, stage.name, self._models, stage.prompt_tokens,
+                source.workflow_id, source.workload, index, stage.name, self._models, stage.prompt_tokens,
                 stage.system_tokens, stage.user_tokens, stage.prompt or source.prompt, job.finished,
             )
         )  # fmt: skip
-        call = Call(self._next_id, job, now, prediction, stage)
+        call = Call(self._next_id, job, index, now, prediction, stage)
         self._next_id += 1
-        overhead_s = self._overhead_s if job.stage else self._first_overhead_s
+        overhead_s = self._overhead_s if job.run is not None else self._first_overhead_s
         if overhead_s:
             self._at(now + overhead_s, self._on_ready, call)
         else:
@@ -360,8 +406,8 @@ class Replay(ABC):
         stage = call.stage
         call.enqueued_at = now
         view = RequestView(
-            call.request_id, job.workflow_id, job.source.workload, job.stage, stage.name, now, job.arrived_at,
-            stage.prompt_tokens, call.prediction,
+            call.request_id, job.workflow_id, job.source.workload, call.index, stage.name, now, job.arrived_at,
+            stage.prompt_tokens, call.prediction, self._waited_for(job, call.index),
         )  # fmt: skip
         decision = self._dispatcher.submit(now, view)
         state = call.state = self._by_name[decision.engine]
@@ -369,15 +415,19 @@ class Replay(ABC):
             self._log.append((now, call.request_id, decision.engine, decision.priority))
         self._calls[call.request_id] = call
         run = job.source.runs[state.model]
+        first = job.run is None
         if job.run is not None:
             job.mixed = job.mixed or state.model != job.model
-            if job.stage >= len(run.stages):
+            if call.index >= len(run.stages):
                 run = job.run  # this model knows no such stage: the call keeps the lengths it was heading for
         job.model = state.model
         if run is not job.run:
-            job.run = run
-            job.reused = tuple(stage.reused_tokens for stage in run.stages)
-            call.stage = stage = run.stages[job.stage]
+            job.follow(run)
+            call.stage = stage = run.stages[call.index]
+            if first and job.children is not None:
+                for index in range(1, len(run.stages)):
+                    if not parents(run.stages, index):
+                        self._begin_stage(now, job, index)
         if state not in job.engines:
             job.engines.append(state)
         spec = state.spec
@@ -385,7 +435,7 @@ class Replay(ABC):
         room = fit(spec, stage.prompt_tokens, output_tokens)
         if room < output_tokens:
             if self._oversize == "error":
-                raise ChimsimError(oversize_message(job.workflow_id, job.stage, stage, spec))
+                raise ChimsimError(oversize_message(job.workflow_id, call.index, stage, spec))
             if self._oversize == "reject" or room < 1:
                 self._abandon(now, call, REJECTED)
                 return
@@ -451,7 +501,10 @@ class Replay(ABC):
         request = call.request
         run = job.run
         assert run is not None
-        last = job.stage + 1 >= len(run.stages)
+        job.done |= 1 << call.index
+        job.in_flight -= 1
+        following = job.following(call.index)
+        last = not following and not job.in_flight
         state = call.state
         outcome = self._dispatcher.complete(now, call.request_id, request.output_tokens, last=last)
         del self._calls[call.request_id]
@@ -461,30 +514,48 @@ class Replay(ABC):
         job.prompt_tokens += request.prompt_tokens
         job.output_tokens += request.output_tokens
         self._record(call, outcome, request.first_token_at, now, COMPLETED)
-        name = call.stage.name
         job.finished = (
             *job.finished,
-            FinishedStage(name, state.model, request.prompt_tokens, request.output_tokens),
+            FinishedStage(call.index, call.stage.name, state.model, request.prompt_tokens, request.output_tokens),
         )
-        job.stage += 1
         if last:
-            self._finish(now, job, COMPLETED)
+            self._finish(now, job, COMPLETED if job.failed is None else job.failed)
             return
-        delay_s = run.stages[job.stage].delay_s
-        if delay_s:
-            self._at(now + exact_not_before(delay_s), self._on_delay_over, job)
-        else:
-            self._stage_ready(now, job)
+        for index in following:
+            self._begin_stage(now, job, index)
 
     def _abandon(self, now: float, call: Call, status: int) -> None:
-        """The call gets no answer, and its workflow ends there."""
-        outcome = self._dispatcher.complete(now, call.request_id, 0, "failed", last=True)
+        """The call gets no answer: its workflow ends there, once what else of it is on its way is over."""
+        job = call.job
+        job.in_flight -= 1
+        job.failed = status
+        last = not job.in_flight
+        outcome = self._dispatcher.complete(now, call.request_id, 0, "failed", last=last)
         del self._calls[call.request_id]
         call.output_tokens = 0
         self._prepare(call)
         call.request.admitted_at = nan
         self._record(call, outcome, nan, nan, status)
-        self._finish(now, call.job, status)
+        if last:
+            self._finish(now, job, status)
+
+    def _skip(self, now: float, job: Job, index: int) -> None:
+        """A stage that is not to be: of a workflow that has failed meanwhile, or of a graph left behind."""
+        job.in_flight -= 1
+        job.done |= 1 << index
+        following = job.following(index)
+        for each in following:
+            self._begin_stage(now, job, each)
+        if not following and not job.in_flight:
+            self._dispatcher.forget(now, job.workflow_id)
+            self._finish(now, job, COMPLETED if job.failed is None else job.failed)
+
+    def _waited_for(self, job: Job, index: int) -> tuple[int, ...]:
+        """The stages that the policy is told this one goes on from."""
+        if job.children is None:
+            return (index - 1,) if index else ()
+        assert job.run is not None
+        return parents(job.run.stages, index) if index < len(job.run.stages) else ()
 
     def _record(self, call: Call, outcome: Outcome, first_token_at: float, now: float, status: int) -> None:
         job = call.job
@@ -492,7 +563,7 @@ class Replay(ABC):
         state = call.state
         self._requests.append(
             (
-                call.request_id, job.row, job.row, job.stage, self._stage_codes[call.stage.name], state.index,
+                call.request_id, job.row, job.row, call.index, self._stage_codes[call.stage.name], state.index,
                 self._model_codes[state.model], request.prompt_tokens, request.cached_tokens, request.output_tokens,
                 call.ready_at, call.enqueued_at, request.admitted_at, first_token_at, now, outcome.service_s,
                 request.preemptions, call.yields, outcome.promotions, outcome.longest_wait_s, status, job.measured,
@@ -516,7 +587,7 @@ class Replay(ABC):
         self._workflows.append(
             (
                 job.row, job.row, self._source_codes[job.source.workflow_id],
-                self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, job.stage,
+                self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, len(job.finished),
                 job.prompt_tokens, job.output_tokens, job.queue_time_s, idle_s, slowdown, solved,
                 self._model_codes[job.model], job.mixed, status, job.measured,
             )
@@ -529,8 +600,8 @@ class Replay(ABC):
         known = self._idle.get(key)
         if known is None:
             run = job.source.runs[job.model]
-            overhead_s = self._first_overhead_s + self._overhead_s * (len(run.stages) - 1)
-            known = self._idle[key] = idle_latency_s(state.spec, run, overhead_s=overhead_s)
+            overheads_s = self._first_overhead_s, self._overhead_s
+            known = self._idle[key] = idle_latency_s(state.spec, run, *overheads_s)
         return known
 
     def _result(self, engine_frame: pd.DataFrame, itl: LogHistogram) -> RunResult:
@@ -595,5 +666,5 @@ def _number(call: Call) -> int:
     return call.request_id
 
 
-def _row(job: Job) -> int:
-    return job.row
+def _place(woken: tuple[Job, int]) -> tuple[int, int]:
+    return woken[0].row, woken[1]

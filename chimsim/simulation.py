@@ -19,7 +19,6 @@ from chimsim.dispatcher import Start
 from chimsim.engine import Engine, EngineRequest
 from chimsim.errors import ChimsimError
 from chimsim.histogram import LogHistogram
-from chimsim.idle import footprint
 from chimsim.predictors import Predictor, build_predictor
 from chimsim.records import RunResult
 from chimsim.replay import (
@@ -176,7 +175,8 @@ class _Simulation(Replay):
 
     def _prepare(self, call: Call) -> None:
         job, stage = call.job, call.stage
-        held = footprint(call.state.spec, job.row, job.stage, job.reused, stage)
+        assert job.layout is not None
+        held = job.layout.footprint(call.state.spec, call.index, stage)
         call.request = EngineRequest(
             call.request_id, stage.prompt_tokens, call.output_tokens, held, measured=job.measured
         )

@@ -6,6 +6,7 @@ simulator, so the same objects decide for real engines.
 
 from __future__ import annotations
 
+from policies.atlas import Atlas
 from policies.checks import check_policy
 from policies.chimera import Chimera
 from policies.fcfs import Fcfs
@@ -25,6 +26,7 @@ POLICIES: dict[str, type[Policy]] = {
     "mlfq": Mlfq,
     "ltr": Ltr,
     "plas": Plas,
+    "atlas": Atlas,
     "chimera": Chimera,
 }
 

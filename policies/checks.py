@@ -183,6 +183,7 @@ def _request(policy: Policy, rng: Random, request_id: int, workflow_id: str, sta
         workflow_arrived_at=float(request_id - stage),
         prompt_tokens=rng.randint(1, 3000),
         prediction=Prediction(**shown),
+        after=(stage - 1,) if stage else (),
     )
 
 

@@ -31,6 +31,8 @@ class Chimera(Policy):
     """the smallest gain in confidence over the fastest model that is worth leaving it"""
     aging_tokens_per_s: float = 10.0
     """tokens that a second of waiting is worth: a minute about one mean workflow of the paper; 0 is off"""
+    quantile: float | None = None
+    """quantile of the lengths that a learned length model foretells, such as 0.9; None is the model's own"""
     explain: bool = False
     """give the reason with every decision"""
     _assigned: dict[str, tuple[str, str]] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -41,6 +43,7 @@ class Chimera(Policy):
         require(self, "tau", self.tau >= 0, "0 or more (inf admits all models)")
         require(self, "delta_s", self.delta_s >= 0, "0 or more (inf never leaves the fastest model)")
         require(self, "aging_tokens_per_s", 0 <= self.aging_tokens_per_s < inf, "0 or more and finite")
+        require(self, "quantile", self.quantile is None or 0 < self.quantile < 1, "between 0 and 1")
 
     def dispatch(self, now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
         workflow = request.workflow_id

@@ -36,7 +36,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """One LLM call as a policy sees it. ``request_id`` counts up in order of submission."""
+    """One LLM call as a policy sees it. ``request_id`` counts up in order of submission.
+
+    ``after`` are the stages of its workflow that it waited for: in a chain the one before.
+    """
 
     request_id: int
     workflow_id: str
@@ -47,6 +50,7 @@ class RequestView:
     workflow_arrived_at: float
     prompt_tokens: int
     prediction: Prediction
+    after: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,10 @@ class Policy(Protocol):
     slot at the next step boundary."""
 
     reads: ClassVar[frozenset[str]] = frozenset()
+
+    quantile: float | None = None
+    """Which quantile of the lengths it wants foretold, between 0 and 1; None: what the length model gives by
+    itself. Only a learned length model has quantiles: oracles and error dials foretell the same for all."""
 
     def dispatch(self, now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
         """Called once for each stage when it becomes ready (again for a retry); may update own memory."""

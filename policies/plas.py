@@ -1,7 +1,7 @@
 """PLAS (Autellix): the workflow that has had the least service so far goes first. It needs no prediction.
 
 Service is time in a slot, summed over the workflow's finished calls; failed and aborted ones count, for they
-were served too. For chains of calls it equals ATLAS.
+were served too. Calls side by side add up; for chains it equals ATLAS.
 """
 
 from __future__ import annotations

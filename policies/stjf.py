@@ -24,10 +24,13 @@ class Stjf(PlacedPolicy):
 
     aging_tokens_per_s: float = 0.0
     """tokens that a second of waiting is worth against starvation; 0 is off"""
+    quantile: float | None = None
+    """quantile of the lengths that a learned length model foretells, such as 0.9; None is the model's own"""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self, "aging_tokens_per_s", 0 <= self.aging_tokens_per_s < inf, "0 or more and finite")
+        require(self, "quantile", self.quantile is None or 0 < self.quantile < 1, "between 0 and 1")
 
     def dispatch(self, now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
         engine = self.place(request, cluster)

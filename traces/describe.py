@@ -13,7 +13,7 @@ from traces.schema import Trace
 class ModelSummary:
     """A model's runs. Output is a workflow's total, prompt a call's; ``solved_rate`` is None without labels.
 
-    ``reuse_share`` is the share of prompt tokens that the previous stage has left behind, ``shared_share``
+    ``reuse_share`` is the share of prompt tokens that the stage before has left behind, ``shared_share``
     that of prefixes shared across workflows.
     """
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
+from traces.graph import prefix_parent
 from traces.schema import Run, SharedPrefix, Stage, Trace, TraceError, Workflow
 
 
@@ -27,12 +28,13 @@ def _workflow(workflow: Workflow, factor: float, most: int | None) -> Workflow:
     runs = {}
     for model, run in workflow.runs.items():
         stages: list[Stage] = []
-        for stage in run.stages:
+        for index, stage in enumerate(run.stages):
             if stage.hash_ids:
                 raise TraceError(
                     f"workflow {workflow.workflow_id}: a trace with hash_ids cannot be scaled: its blocks have one size"
                 )
-            stages.append(_stage(stage, stages[-1] if stages else None, factor, most))
+            parent = prefix_parent(run.stages, index)
+            stages.append(_stage(stage, None if parent is None else stages[parent], factor, most))
         runs[model] = Run(tuple(stages), run.solved)
     return replace(workflow, runs=runs)
 

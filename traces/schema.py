@@ -13,6 +13,8 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, NoReturn
 
+from traces.graph import longest
+
 MAX_TOKENS = 10**9
 """Longer lengths than this are taken for a mistake of the file."""
 
@@ -33,8 +35,9 @@ class SharedPrefix:
 class Stage:
     """One LLM call of a workflow on one model.
 
-    ``reused_tokens`` is how many leading tokens of the prompt are the previous stage's prompt and output
-    (always resolved: a file may leave it out). ``hash_ids`` name the prompt's leading blocks of
+    ``after`` are the stages that it waits for, None the one before it (`traces.graph`). ``reused_tokens`` is how many
+    leading tokens of the prompt are its prefix parent's prompt and output (`traces.graph.prefix_parent`; always
+    resolved: a file may leave it out). ``hash_ids`` name the prompt's leading blocks of
     ``hash_block_tokens`` tokens each by content (the last one may be partial), across workflows.
     """
 
@@ -50,11 +53,12 @@ class Stage:
     hash_block_tokens: int = 512
     prompt: str | None = None
     output: str | None = None
+    after: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A workflow as one model lives it: stages in order, and whether the final answer is right (or None)."""
+    """A workflow as one model lives it: stages, parents first, and whether the final answer is right (or None)."""
 
     stages: tuple[Stage, ...]
     solved: bool | None = None
@@ -193,20 +197,20 @@ def _run(row: object) -> Run:
     if type(rows) is not list or not rows:
         _expected("stages", "a list of at least one stage", rows)
     stages: list[Stage] = []
-    previous: Stage | None = None
     for index, stage_row in enumerate(rows):
         try:
-            previous = _stage(stage_row, index, previous)
+            stages.append(_stage(stage_row, index, stages))
         except _Wrong as wrong:
             raise wrong.inside(f"stages[{index}]") from None
-        stages.append(previous)
     return Run(tuple(stages), solved)
 
 
-def _stage(row: object, index: int, previous: Stage | None) -> Stage:
+def _stage(row: object, index: int, earlier: Sequence[Stage]) -> Stage:
     _object(row, "", _STAGE_KEYS, ("name", "prompt_tokens", "output_tokens"))
     assert isinstance(row, dict)
     get = row.get
+    after = None if "after" not in row else _after(row["after"], index)
+    previous = _prefix_parent(earlier, after)
     prompt_tokens = _count(row["prompt_tokens"], "prompt_tokens", 1)
     output_tokens = _count(row["output_tokens"], "output_tokens", 1)
     shared_prefix = None
@@ -224,8 +228,6 @@ def _stage(row: object, index: int, previous: Stage | None) -> Stage:
             _expected(key, f"at most prompt_tokens ({prompt_tokens})", part)
     if system is not None and user is not None and system + user > prompt_tokens:
         _expected("user_tokens", f"with system_tokens ({system}) at most prompt_tokens ({prompt_tokens})", user)
-    if "after" in row:
-        _check_after(row["after"], index)
     block = 512 if get("hash_block_tokens") is None else _count(row["hash_block_tokens"], "hash_block_tokens", 1)
     delay = get("delay_s")
     return Stage(
@@ -241,11 +243,18 @@ def _stage(row: object, index: int, previous: Stage | None) -> Stage:
         hash_block_tokens=block,
         prompt=_optional_text(get("prompt"), "prompt"),
         output=_optional_text(get("output"), "output"),
+        after=after,
     )
 
 
+def _prefix_parent(earlier: Sequence[Stage], after: tuple[int, ...] | None) -> Stage | None:
+    """The stage that the one after the ``earlier`` ones goes on from."""
+    parent = longest(earlier, after if after is not None else range(len(earlier))[-1:])
+    return None if parent is None else earlier[parent]
+
+
 def _default_reuse(previous: Stage | None, prompt_tokens: int, shared_prefix: SharedPrefix | None) -> int:
-    """All of the previous stage that fits; nothing where the prompts begin differently."""
+    """All of the stage that it goes on from that fits; nothing where the prompts begin differently."""
     if previous is None or previous.shared_prefix != shared_prefix:
         return 0
     return min(previous.prompt_tokens + previous.output_tokens, prompt_tokens - 1)
@@ -255,28 +264,35 @@ def _check_reuse(reused: int, previous: Stage | None, prompt_tokens: int, shared
     if not reused:
         return
     if previous is None:
-        _expected("reused_tokens", "0 in the first stage, which has nothing before it", reused)
+        _expected("reused_tokens", "0 in a stage that has nothing before it", reused)
     most = min(previous.prompt_tokens + previous.output_tokens, prompt_tokens)
     if reused > most:
         _expected(
             "reused_tokens",
-            f"at most {most}, the smaller of the previous stage's prompt and output "
+            f"at most {most}, the smaller of the prompt and output it goes on from "
             f"({previous.prompt_tokens + previous.output_tokens}) and prompt_tokens ({prompt_tokens})",
             reused,
         )
     if previous.shared_prefix != shared_prefix:
         _expected(
             "reused_tokens",
-            "0, since the shared_prefix is not the previous stage's: prompts that begin differently "
-            "have no leading tokens in common",
+            "0, since the shared_prefix is not that of the stage it goes on from: prompts that begin "
+            "differently have no leading tokens in common",
             reused,
         )
 
 
-def _check_after(after: object, index: int) -> None:
-    only = [index - 1] if index else []
-    if after != only or type(after) is not list or any(type(parent) is not int for parent in after):
-        _expected("after", f"{only} (stages form a chain; graphs are not supported)", after)
+def _after(after: object, index: int) -> tuple[int, ...] | None:
+    """The parents in order; None where it is the stage before, which goes without saying."""
+    if type(after) is not list or any(type(parent) is not int or parent < 0 for parent in after):
+        _expected("after", "a list of the numbers of earlier stages", after)
+    late = [parent for parent in after if parent >= index]
+    if late:
+        _expected("after", f"numbers below {index} (stages stand after those they wait for, in no circle)", after)
+    if len(set(after)) < len(after):
+        _expected("after", "each stage once", after)
+    parents = tuple(sorted(after))
+    return None if parents == tuple(range(index))[-1:] else parents
 
 
 def _shared_prefix(row: object, prompt_tokens: int) -> SharedPrefix:
@@ -390,11 +406,10 @@ def _expected(path: str, expected: str, found: object) -> NoReturn:
 
 
 def _run_to_dict(run: Run) -> dict[str, Any]:
-    stages = []
-    previous: Stage | None = None
-    for stage in run.stages:
-        stages.append(_stage_to_dict(stage, previous))
-        previous = stage
+    stages = [
+        _stage_to_dict(stage, _prefix_parent(run.stages[:index], stage.after))
+        for index, stage in enumerate(run.stages)
+    ]
     return {"solved": run.solved, "stages": stages}
 
 
@@ -404,6 +419,8 @@ def _stage_to_dict(stage: Stage, previous: Stage | None) -> dict[str, Any]:
         "prompt_tokens": stage.prompt_tokens,
         "output_tokens": stage.output_tokens,
     }
+    if stage.after is not None:
+        row["after"] = list(stage.after)
     if stage.reused_tokens != _default_reuse(previous, stage.prompt_tokens, stage.shared_prefix):
         row["reused_tokens"] = stage.reused_tokens
     if stage.delay_s:
@@ -428,5 +445,5 @@ def _stage_to_dict(stage: Stage, previous: Stage | None) -> dict[str, Any]:
 _NUMBERS = frozenset((int, float))
 _WORKFLOW_KEYS = frozenset(Workflow.__dataclass_fields__)
 _RUN_KEYS = frozenset(Run.__dataclass_fields__)
-_STAGE_KEYS = frozenset((*Stage.__dataclass_fields__, "after"))
+_STAGE_KEYS = frozenset(Stage.__dataclass_fields__)
 _PREFIX_KEYS = frozenset(SharedPrefix.__dataclass_fields__)

@@ -8,6 +8,7 @@ again, to another engine of the same model if there is one; it is left alone unt
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class _Call:
     prompt_tokens: int
     stage: int
     stage_name: str
+    wait_from: float
+    """its wait is limited from here: its arrival, or the failure of its last try"""
     foretold: Foretold | None = None
     engine: str = ""
     avoid: str = ""
@@ -121,7 +124,7 @@ class Gateway:
         self._sessions = Sessions(limits.ttl_s)
         self._origin = 0.0
         self._next_id = 0
-        self._pending = 0
+        self._answering: set[asyncio.Task[Any]] = set()
         self._touched: set[str] = set()
         self._recovered = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,16 +137,18 @@ class Gateway:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in list(self._tasks):
+        # Calls that the end cuts short are over before their workflows are.
+        tasks: list[asyncio.Task[Any]] = [*self._tasks, *self._answering]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for session in self._sessions.all():
             self._ended(session)
 
     @property
     def in_flight(self) -> int:
         """Calls that came in and are not over."""
-        return self._pending
+        return len(self._answering)
 
     def now(self) -> float:
         """Seconds since the gateway began."""
@@ -166,15 +171,17 @@ class Gateway:
         Raises `Refusal` for a call that gets an error instead; being cancelled takes it back from its engine.
         """
         allowed = self._allowed(ask.model)
-        waiting = self._pending - sum(len(u.calls) - self._dispatcher.waiting(n) for n, u in self._upstreams.items())
+        waiting = self.in_flight - sum(len(u.calls) - self._dispatcher.waiting(n) for n, u in self._upstreams.items())
         if waiting >= self._limits.queued:
             raise _busy(f"{waiting} calls are waiting already")
         now = self.now()
         session = self._sessions.enter(now, ask)
-        self._pending += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
         self.meters.workflows.set(len(self._sessions))
         call = _Call(
-            ask, session, now, allowed, self._count(ask), session.stage, ask.stage_name or f"stage-{session.stage}"
+            ask, session, now, allowed, self._count(ask), session.stage, ask.stage_name or f"stage-{session.stage}", now
         )
         session.stage += 1
         status = 499
@@ -187,11 +194,12 @@ class Gateway:
             raise
         except Exception as error:
             status = 500
-            if not isinstance(error, ChimsimError | PolicyError):
-                log.exception("a fault of the gateway")
+            # A policy's or a predictor's mistake is told in words, and only what nobody foresaw with its traceback.
+            told = isinstance(error, ChimsimError | PolicyError)
+            log.error("no answer", extra={"fields": {"error": str(error)}}, exc_info=None if told else error)
             raise Refusal(500, str(error), "server_error") from error
         finally:
-            self._pending -= 1
+            self._answering.discard(task)
             self._left(call, status)
 
     async def _foretell(self, call: _Call) -> None:
@@ -230,7 +238,7 @@ class Gateway:
                 reason = "failed"
                 self._failed(call, attempt, error, begun=out.begun)
             finally:
-                self._over(call, attempt, reason)
+                self._over(call, attempt, "stop" if attempt.outcome.complete else reason)
             await asyncio.sleep(BACKOFF_S * 2.0 ** (call.tries - 1))
 
     async def _submit(self, call: _Call) -> _Try:
@@ -260,7 +268,7 @@ class Gateway:
 
     async def _usable(self, call: _Call) -> frozenset[str]:
         """Engines that are well: another of the failed one's model before all else; waits for one to come back."""
-        until = call.arrived_at + self._limits.wait_s
+        until = call.wait_from + self._limits.wait_s
         while True:
             well = frozenset(name for name in call.allowed if self._upstreams[name].healthy)
             if call.avoid:
@@ -280,7 +288,7 @@ class Gateway:
 
     async def _turn(self, call: _Call, attempt: _Try) -> Start | None:
         try:
-            async with asyncio.timeout(call.arrived_at + self._limits.wait_s - self.now()):
+            async with asyncio.timeout(call.wait_from + self._limits.wait_s - self.now()):
                 return await attempt.turn
         except TimeoutError:
             raise _busy(f"waited {self._limits.wait_s:g} s for a turn") from None
@@ -318,11 +326,15 @@ class Gateway:
         """Returns where another try may help, else raises what the client is to hear."""
         status = error.status or 0
         name = attempt.upstream.spec.name
+        # Where an engine listens is no client's business.
+        told = f"engine {name}: {str(error).removeprefix(attempt.upstream.client.url)}"
         answered = error.kind == "status" and (status < 500 or status in BUSY)
         if not answered:
             self._ill(attempt.upstream, error)
         if error.kind == "status" and status < 500 and status not in BUSY:
-            raise Refusal(status, str(error), body=error.body) from error
+            if status in (401, 403):  # the gateway's key is wrong, not the client's
+                raise Refusal(502, told, "engine_error") from error
+            raise Refusal(status, told, body=error.body if _is_json(error.body) else b"") from error
         self.meters.retries.labels(name, error.kind).inc()
         call.tries += 1
         log.warning(
@@ -331,8 +343,9 @@ class Gateway:
         )  # fmt: skip
         if begun or call.tries > RETRIES:
             status = status if status in BUSY else 502
-            raise Refusal(status, f"engine {name}: {error}", "engine_error", retry_after_s=1) from error
+            raise Refusal(status, told, "engine_error", retry_after_s=1) from error
         call.avoid = name
+        call.wait_from = self.now()
 
     def _over(self, call: _Call, attempt: _Try, reason: str) -> None:
         """A try is over, however: the slot is free, and the policy told."""
@@ -340,12 +353,15 @@ class Gateway:
         del upstream.calls[attempt.request_id]
         upstream.tokens = upstream.tokens - attempt.tokens if upstream.calls else 0.0
         last = reason == "stop" and session.ends and session.running == 1
-        outcome = self._dispatcher.complete(
-            self.now(), attempt.request_id, attempt.outcome.output_tokens, reason, last=last
-        )
-        session.told = session.told or last
-        self.meters.promotions.inc(outcome.promotions)
         self._touch(upstream.spec.name)
+        try:
+            outcome = self._dispatcher.complete(
+                self.now(), attempt.request_id, attempt.outcome.output_tokens, reason, last=last
+            )
+            self.meters.promotions.inc(outcome.promotions)
+        except PolicyError as error:  # the client has its answer
+            log.error("the policy failed", extra={"fields": {"error": str(error)}})
+        session.told = session.told or last
         if reason != "stop":
             return
         done = attempt.outcome
@@ -356,7 +372,7 @@ class Gateway:
             self._tokens = 0.99 * self._tokens + done.prompt_tokens
         prompt_tokens = done.prompt_tokens or call.prompt_tokens
         session.finished += (
-            FinishedStage(call.stage_name, upstream.spec.model, prompt_tokens, done.output_tokens),
+            FinishedStage(call.stage, call.stage_name, upstream.spec.model, prompt_tokens, done.output_tokens),
         )  # fmt: skip
         if self._recorder is not None:
             self._recorder.stage(
@@ -386,7 +402,10 @@ class Gateway:
 
     def _ended(self, session: Session) -> None:
         if not session.told:
-            self._dispatcher.forget(self.now(), session.workflow_id)
+            try:
+                self._dispatcher.forget(self.now(), session.workflow_id)
+            except Exception:  # other workflows are to be forgotten nevertheless
+                log.exception("the policy failed")
         if self._recorder is not None:
             self._recorder.workflow(session)
 
@@ -483,3 +502,11 @@ class Gateway:
 
 def _busy(message: str) -> Refusal:
     return Refusal(503, message, "overloaded_error", retry_after_s=1)
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        json.loads(body)
+    except ValueError:
+        return False
+    return True

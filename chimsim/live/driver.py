@@ -296,9 +296,10 @@ class LiveReplay(Replay):
     def _prepare(self, call: Call) -> None:
         job, stage = call.job, call.stage
         attempts = call.request.attempts if call.request is not None else 0
+        assert job.layout is not None
         call.request = LiveRequest(
             call.request_id,
-            self._prompts.of(job.row, job.source, job.stage, stage, job.reused),
+            self._prompts.of(job.row, job.source, call.index, stage, job.layout),
             stage.prompt_tokens,
             call.output_tokens if self._prompts.exact or self._max_tokens is None else self._max_tokens,
             job.measured,
@@ -340,7 +341,7 @@ class LiveReplay(Replay):
 
     def _complete(self, now: float, call: Call) -> None:
         request: LiveRequest = call.request
-        self._prompts.answered(call.job.row, call.job.stage, request.prompt, request.ids, request.text)
+        self._prompts.answered(call.job.row, call.index, request.prompt, request.ids, request.text)
         super()._complete(now, call)
 
     def _fail(self, now: float, call: Call, error: ChimsimError, ill: bool, again: bool) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from chimsim.errors import ChimsimError
+from chimsim.layout import Layout
 from traces import Stage, Workflow
 
 
@@ -21,7 +22,7 @@ class Prompts(Protocol):
     exact: bool
     """whether answers must have the trace's lengths"""
 
-    def of(self, row: int, source: Workflow, index: int, stage: Stage, reused: Sequence[int]) -> tuple[int, ...] | str:
+    def of(self, row: int, source: Workflow, index: int, stage: Stage, layout: Layout) -> tuple[int, ...] | str:
         """The prompt of stage ``index`` of the workflow in that row, of ``stage.prompt_tokens`` tokens if ids."""
 
     def answered(self, row: int, index: int, prompt: tuple[int, ...] | str, ids: Sequence[int], text: str) -> None:
@@ -34,8 +35,9 @@ class Prompts(Protocol):
 class LengthPrompts:
     """Token ids in ``[low, high)`` of the trace's lengths.
 
-    A prompt begins with the ``reused_tokens`` first tokens of the stage before and its answer, or with the prefix or
-    the hashed blocks that it shares with others; the rest is drawn from ``salt`` (a run's own), workflow and stage.
+    A prompt begins with the ``reused_tokens`` first tokens of the stage it goes on from and its answer, or with the
+    prefix or the hashed blocks that it shares with others; the rest is drawn from ``salt`` (a run's own), workflow
+    and stage.
     """
 
     exact = True
@@ -44,23 +46,23 @@ class LengthPrompts:
         self._salt = salt
         self._low = low
         self._high = high
-        self._contexts: dict[int, tuple[int, ...]] = {}
+        self._contexts: dict[int, dict[int, tuple[int, ...]]] = {}
 
-    def of(self, row: int, source: Workflow, index: int, stage: Stage, reused: Sequence[int]) -> tuple[int, ...]:
+    def of(self, row: int, source: Workflow, index: int, stage: Stage, layout: Layout) -> tuple[int, ...]:
         length = stage.prompt_tokens
         begin: tuple[int, ...] = ()
         if stage.hash_ids:
             for hash_id in stage.hash_ids:
                 begin += self._ids(stage.hash_block_tokens, "block", hash_id)
-        elif index and reused[index]:
-            begin = self._contexts.get(row, ())[: reused[index]]
+        elif (parent := layout.parent(index)) is not None and layout.reused_tokens[index]:
+            begin = self._contexts.get(row, {}).get(parent, ())[: layout.reused_tokens[index]]
         elif stage.shared_prefix is not None:
             begin = self._ids(stage.shared_prefix.tokens, "prefix", stage.shared_prefix.id)
         begin = begin[:length]
         return begin + self._ids(length - len(begin), "own", row, index)
 
     def answered(self, row: int, index: int, prompt: tuple[int, ...] | str, ids: Sequence[int], text: str) -> None:
-        self._contexts[row] = (*prompt, *ids) if isinstance(prompt, tuple) else ()
+        self._contexts.setdefault(row, {})[index] = (*prompt, *ids) if isinstance(prompt, tuple) else ()
 
     def forget(self, row: int) -> None:
         self._contexts.pop(row, None)
@@ -76,19 +78,21 @@ class TextPrompts:
     exact = False
 
     def __init__(self) -> None:
-        self._contexts: dict[int, str] = {}
+        self._contexts: dict[int, dict[int, str]] = {}
 
-    def of(self, row: int, source: Workflow, index: int, stage: Stage, reused: Sequence[int]) -> str:
+    def of(self, row: int, source: Workflow, index: int, stage: Stage, layout: Layout) -> str:
         if stage.prompt is not None:
             return stage.prompt
         if source.prompt is None:
             raise ChimsimError(
                 f"workflow {source.workflow_id} has no prompt to send; take a trace with texts, or the workload lengths"
             )
-        return f"{self._contexts.get(row, source.prompt)}\n\n{stage.name}:\n"
+        parent = layout.parent(index)
+        context = None if parent is None else self._contexts.get(row, {}).get(parent)
+        return f"{source.prompt if context is None else context}\n\n{stage.name}:\n"
 
     def answered(self, row: int, index: int, prompt: tuple[int, ...] | str, ids: Sequence[int], text: str) -> None:
-        self._contexts[row] = f"{prompt}{text}"
+        self._contexts.setdefault(row, {})[index] = f"{prompt}{text}"
 
     def forget(self, row: int) -> None:
         self._contexts.pop(row, None)

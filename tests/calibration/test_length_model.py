@@ -97,9 +97,9 @@ def test_a_batch_predicts_what_single_calls_do(model: LengthModel) -> None:
 
 
 def test_the_inputs_of_a_simulation_will_do(model: LengthModel) -> None:
-    done = FinishedStage("plan", "small", 70, 33)
+    done = FinishedStage(0, "plan", "small", 70, 33)
     known = PredictionInput("new", "load0", 1, "solve", MODELS, 120, 10, 50, "Find the sum of things.", (done,))
-    same = call(stage=1, stage_name="solve", prompt_tokens=120, finished=(FinishedStage("plan", "small", 70, 33),))
+    same = call(stage=1, stage_name="solve", prompt_tokens=120, finished=(FinishedStage(0, "plan", "small", 70, 33),))
     assert model.predict([known]) == model.predict([same])
 
 

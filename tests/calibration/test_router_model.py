@@ -171,12 +171,12 @@ def test_what_cannot_be_learned_from_is_refused() -> None:
         train_router(replace(data, labels=rare), target="joint")
 
 
-def test_a_prompt_of_the_first_call_goes_before_the_workflows() -> None:
+def test_a_router_learns_from_the_text_of_the_task() -> None:
     workflow = trace_of(examples(1)).workflows[0]
     stages = (Stage("planner", 10, 20, prompt="first call"), Stage("solver", 10, 20, prompt="second"))
-    own = replace(workflow, runs={**workflow.runs, "small": Run(stages, True)})
-    assert learning_set([own], ("small",)).prompts == ["first call"]
-    assert learning_set([workflow], ("small",)).prompts == [workflow.prompt]
+    both = replace(workflow, runs={**workflow.runs, "small": Run(stages, True)})
+    assert learning_set([both], ("small",)).prompts == [workflow.prompt]
+    assert learning_set([replace(both, prompt=None)], ("large",)).prompts == ["first call"]
     # a model that has no run has no label
     assert np.isnan(learning_set([workflow], ("small", "other")).labels[0, 1])
 

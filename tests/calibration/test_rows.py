@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.rows import MIN_WORKFLOWS, Split, TrainingError, by_workload, check_models, folds, rows, split
+from calibration.rows import (
+    MIN_WORKFLOWS,
+    Split,
+    TrainingError,
+    by_workload,
+    check_models,
+    folds,
+    rows,
+    split,
+    task_text,
+)
 from tests.calibration.learnable import MODELS, learnable, lengthened
 from traces import Run, Trace
 
@@ -48,6 +58,15 @@ def test_a_stages_own_prompt_goes_before_the_workflows() -> None:
     first, *rest = workflow.runs["small"].stages
     own = replace(workflow, runs={"small": Run((replace(first, prompt="my own"), *rest))})
     assert rows([own], ["small"])[0].known.prompt == "my own"
+
+
+def test_the_text_of_a_task_is_the_workflows_else_that_of_its_first_call() -> None:
+    workflow = TRACE.workflows[0]
+    first, *rest = workflow.runs["large"].stages
+    own = {**workflow.runs, "large": Run((replace(first, prompt="my own"), *rest))}
+    assert task_text(replace(workflow, runs=own)) == workflow.prompt
+    assert task_text(replace(workflow, runs=own, prompt=None)) == "my own"
+    assert task_text(replace(workflow, prompt="")) is None
 
 
 @given(seed=st.integers(0, 1000), share=st.sampled_from([0.0, 0.2, 0.5]))

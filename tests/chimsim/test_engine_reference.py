@@ -25,6 +25,7 @@ POLICIES = [
     ("fcfs", {"placement": "random-call"}),
     ("fcfs", {"placement": "round-robin-call"}),
     ("plas", {}),
+    ("atlas", {}),
     ("chimera", {"tau": 0.5}),
     ("mlfq", {"q0_s": 0.2, "starvation_s": 1.0}),
     ("mlfq", {"q0_s": 0.05, "starvation_s": 0.4}),

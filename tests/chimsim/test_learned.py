@@ -10,17 +10,18 @@ import pytest
 
 from calibration.length_model import load_length, save_length, train_length
 from calibration.router_model import learning_set, load_router, save_router, train_router
-from calibration.rows import FinishedStage, PredictionInput, split
+from calibration.rows import FinishedStage, PredictionInput, calls_of, split
 from calibration.saved import ModelError, training_record
 from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, trace_named, training_overlap
 from chimsim.grid import cells
-from chimsim.learned import manifest_of
+from chimsim.learned import LearnedPredictor, manifest_of
 from chimsim.plots import series_labels
+from chimsim.predictors import build_predictor
 from chimsim.spec import spec_from
 from chimsim.sweeps import sweep
 from tests.calibration.learnable import TINY, learnable
-from traces import Trace, load_trace, write_trace
+from traces import Run, Trace, load_trace, write_trace
 
 MODELS = ("Qwen2.5-1.5B", "Qwen2.5-7B")
 
@@ -87,7 +88,7 @@ def test_predictions_are_the_models_own(made: tuple[str, str, str]) -> None:
     model, (judge, _) = load_length(length), load_router(router)
     for workflow in trace_named(cell.trace).workflows[:10]:
         first = workflow.runs[MODELS[0]].stages[0]
-        for finished in ((), (FinishedStage(first.name, MODELS[0], first.prompt_tokens, 999),)):
+        for finished in ((), (FinishedStage(0, first.name, MODELS[0], first.prompt_tokens, 999),)):
             inputs = PredictionInput(
                 workflow.workflow_id, workflow.workload, len(finished), "solve", MODELS, 80, 10, 50, workflow.prompt,
                 finished,
@@ -101,6 +102,42 @@ def test_predictions_are_the_models_own(made: tuple[str, str, str]) -> None:
             assert dict(given.stage_tokens) == {name: own[name].stage_tokens for name in MODELS}
             sure = judge.predict_proba([workflow.prompt or ""])[0]
             assert [given.confidence[name] for name in judge.models] == sure.tolist()
+
+
+def test_a_policy_may_ask_for_another_quantile(made: tuple[str, str, str], cache: Path) -> None:
+    [cell] = cells(spec_from(keys_of(made, policy="stjf", tau=None, length_predictor=f"qrf:{made[1]}")))
+    model, trace = load_length(made[1]), trace_named(cell.trace)
+    inputs = calls_of(trace.workflows[0], MODELS[0], MODELS)[0]
+    later = replace(inputs, stage=1, finished=(FinishedStage(0, "solve", MODELS[1], 80, 999),))
+    given = {}
+    for quantile in (None, 0.5, 0.9):
+        predictor = predictor_for(replace(cell.feed, quantile=quantile), cell.trace, MODELS, 0)
+        for call in (inputs, later):
+            own = model.predict([call], quantile)[0]
+            tokens = predictor.predict(call).remaining_tokens
+            assert dict(tokens) == {name: own[name].remaining_tokens for name in MODELS}
+        given[quantile] = dict(predictor.predict(inputs).remaining_tokens)
+    assert given[None] == given[0.5]
+    assert all(given[0.9][name] > given[0.5][name] for name in MODELS)
+    assert len(list((cache / "chimsim").glob("length-*"))) == 2, "the model's own and 0.5 share a table"
+    with pytest.raises(ModelError, match=r"quantile is 1.5; expected between 0 and 1"):
+        predictor_for(replace(cell.feed, quantile=1.5), cell.trace, MODELS, 0)
+
+
+def test_a_router_reads_what_it_learned_from_wherever_the_trace_keeps_it(made: tuple[str, str, str]) -> None:
+    trace = load_trace(made[0])
+    moved = []
+    for workflow in trace.workflows[:5]:
+        (first, *rest), solved = workflow.runs[MODELS[0]].stages, workflow.runs[MODELS[0]].solved
+        run = Run((replace(first, prompt=workflow.prompt), *rest), solved)
+        moved.append(replace(workflow, prompt=None, runs={**workflow.runs, MODELS[0]: run}))
+    both = [
+        replace(trace, workflows=tuple(part), digest=name) for name, part in (("a", trace.workflows[:5]), ("b", moved))
+    ]
+    told = [LearnedPredictor(each, MODELS, build_predictor(each, router="oracle"), router=made[2]) for each in both]
+    for workflow in moved:
+        inputs = calls_of(workflow, MODELS[0], MODELS)[0]
+        assert told[0].predict(inputs).confidence == told[1].predict(inputs).confidence
 
 
 def test_what_was_learned_is_not_what_is_judged_on(made: tuple[str, str, str]) -> None:

@@ -14,6 +14,7 @@ from chimsim.config import Cluster, EngineSpec, Scheduling
 from chimsim.records import RunResult
 from policies.interface import Prediction
 from traces import Run, SharedPrefix, Stage, Trace, Workflow
+from traces.graph import longest
 
 MODELS = ("A", "B")
 
@@ -112,30 +113,34 @@ class TrueLengths:
 
 
 @st.composite
-def chains(draw: st.DrawFn, max_output: int = 60) -> tuple[Stage, ...]:
+def chains(draw: st.DrawFn, max_output: int = 60, graph: bool = False) -> tuple[Stage, ...]:
     """One to three stages; each may share a system prompt, reuse some of the stage before, or start over.
 
-    The prompts of some chains are named by content in hash blocks, as in Mooncake's traces.
+    The prompts of some chains are named by content in hash blocks, as in Mooncake's traces. With ``graph`` one to five
+    stages, each of which waits for any of those before it.
     """
     hash_block_tokens = draw(st.sampled_from([None, None, 32, 48]))
     stages: list[Stage] = []
-    for index in range(draw(st.integers(1, 3))):
+    for index in range(draw(st.integers(1, 5 if graph else 3))):
         shared = None
         if draw(st.booleans()):
             shared = SharedPrefix(draw(st.sampled_from(["x", "y"])), draw(st.sampled_from([16, 40, 64])))
-        before = stages[-1].prompt_tokens + stages[-1].output_tokens if stages else 0
+        after = tuple(sorted(draw(st.sets(st.integers(0, index - 1), max_size=2)))) if graph and index else None
+        parent = longest(stages, range(index)[-1:] if after is None else after)
+        source = None if parent is None else stages[parent]
+        before = source.prompt_tokens + source.output_tokens if source is not None else 0
         least = max(1, shared.tokens if shared else 1)
         prompt = draw(st.one_of(st.integers(least, least + 100), st.just(least), st.integers(before + 1, before + 90)))
         prompt = max(prompt, least)
         reused = 0
-        if stages and stages[-1].shared_prefix == shared:
+        if source is not None and source.shared_prefix == shared:
             reused = draw(st.one_of(st.just(min(before, prompt)), st.integers(0, min(before, prompt))))
         stage = Stage(
             f"s{index}", prompt, draw(st.integers(1, max_output)), reused, draw(st.sampled_from([0.0, 0.0, 0.3])),
-            shared_prefix=shared,
+            shared_prefix=shared, after=after,
         )  # fmt: skip
         if hash_block_tokens is not None:
-            hash_ids = draw(content_ids(prompt, hash_block_tokens, stages[-1].hash_ids if stages else ()))
+            hash_ids = draw(content_ids(prompt, hash_block_tokens, source.hash_ids if source is not None else ()))
             stage = replace(stage, hash_ids=hash_ids, hash_block_tokens=hash_block_tokens)
         stages.append(stage)
     return tuple(stages)
@@ -155,13 +160,14 @@ def content_ids(draw: st.DrawFn, tokens: int, block_tokens: int, before: Sequenc
 
 
 @st.composite
-def traces(draw: st.DrawFn, max_workflows: int = 12) -> Trace:
-    """Chains that arrive close together, some at one instant."""
+def traces(draw: st.DrawFn, max_workflows: int = 12, graphs: bool = True) -> Trace:
+    """Chains, and graphs unless told otherwise, that arrive close together, some at one instant."""
     now = 0.0
     rows = []
     for index in range(draw(st.integers(1, max_workflows))):
         now += draw(st.sampled_from([0.0, 0.0, 0.01, 0.07, 0.5]))
-        runs = {model: Run(draw(chains()), draw(st.booleans())) for model in MODELS}
+        graph = graphs and draw(st.booleans())
+        runs = {model: Run(draw(chains(graph=graph)), draw(st.booleans())) for model in MODELS}
         rows.append(Workflow(f"w{index}", "test", runs, now))
     return Trace("drawn", tuple(rows))
 

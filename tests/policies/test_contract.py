@@ -23,6 +23,7 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("chimera", {"tau": inf, "delta_s": 0.0}),
     ("chimera", {"tau": 0.0}),
     ("chimera", {"delta_s": inf}),
+    ("chimera", {"quantile": 0.9}),
     ("chimera", {"aging_tokens_per_s": 0.0, "explain": True}),
 ]
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies import PolicyError, load_policy
+from policies.atlas import Atlas
 from policies.mlfq import Mlfq
 from policies.plas import Plas
 from tests.policies.views import engine, finish, request
@@ -117,7 +118,9 @@ def test_ltr_goes_by_rank_and_turns_steps_into_time() -> None:
     assert never.max_wait_s == inf
 
 
-@pytest.mark.parametrize(("name", "preemptive"), [("mlfq", True), ("ltr", True), ("stjf", False), ("plas", False)])
+@pytest.mark.parametrize(
+    ("name", "preemptive"), [("mlfq", True), ("ltr", True), ("stjf", False), ("plas", False), ("atlas", False)]
+)
 def test_only_the_iteration_level_policies_are_preemptive(name: str, preemptive: bool) -> None:
     assert load_policy(name).preemptive is preemptive
 
@@ -144,3 +147,30 @@ def test_plas_forgets_a_workflow_that_vanished() -> None:
     finish(policy, request(0, "w"), last=False)
     policy.on_forget(1.0, "w")
     assert policy.dispatch(0.0, request(1, "w"), CARD).priority == (0.0,)
+
+
+def test_atlas_goes_by_the_longest_path_and_plas_by_the_sum() -> None:
+    atlas, plas = Atlas(), Plas()
+    calls = [
+        (request(0, "w"), 2.0),
+        (request(1, "w", stage=1, after=(0,)), 1.0),
+        (request(2, "w", stage=2, after=(0,)), 4.0),
+    ]
+    for policy in (atlas, plas):
+        for call, service_s in calls:
+            policy.dispatch(0.0, call, CARD)
+            finish(policy, call, last=False, service_s=service_s)
+    judge = request(3, "w", stage=3, after=(1, 2))
+    assert atlas.dispatch(9.0, judge, CARD).priority == (6.0,)
+    assert plas.dispatch(9.0, judge, CARD).priority == (7.0,)
+    assert atlas.dispatch(9.0, request(4, "w", stage=4, after=(1,)), CARD).priority == (3.0,)
+
+
+def test_atlas_counts_failed_tries_and_forgets() -> None:
+    policy = Atlas()
+    call = request(0, "w")
+    policy.dispatch(0.0, call, CARD)
+    policy.on_complete(1.0, call, 3, 1.5, "failed", last=False)
+    assert policy.dispatch(2.0, request(1, "w"), CARD).priority == (1.5,)
+    policy.on_forget(3.0, "w")
+    assert policy.dispatch(4.0, request(2, "w"), CARD).priority == (0.0,)

@@ -33,6 +33,7 @@ def request(
     own: Numbers | None = None,
     left: Numbers | None = None,
     rank: Numbers | None = None,
+    after: tuple[int, ...] = (),
 ) -> RequestView:
     """A call with these predictions: confidence q, stage tokens, remaining tokens, rank."""
     return RequestView(
@@ -45,6 +46,7 @@ def request(
         workflow_arrived_at=0.0,
         prompt_tokens=prompt_tokens,
         prediction=Prediction(q or {}, own or {}, left or {}, rank or {}),
+        after=after,
     )
 
 

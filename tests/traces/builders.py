@@ -40,8 +40,11 @@ def stage_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
         made: dict[str, Any] = {"name": draw(names), "prompt_tokens": prompt, "output_tokens": draw(tokens)}
         if draw(st.booleans()):
             made["shared_prefix"] = {"id": draw(prefixes), "tokens": min(prompt, 7)}
-        if draw(st.booleans()) and stages:
-            before = stages[-1]
+        if draw(st.booleans()):
+            made["after"] = sorted(draw(st.sets(st.sampled_from(range(len(stages)))))) if stages else []
+        waits = made.get("after", range(len(stages))[-1:])
+        if draw(st.booleans()) and waits:
+            before = max((stages[i] for i in waits), key=lambda s: s["prompt_tokens"] + s["output_tokens"])
             most = min(before["prompt_tokens"] + before["output_tokens"], prompt)
             alike = before.get("shared_prefix") == made.get("shared_prefix")
             made["reused_tokens"] = draw(st.integers(0, most)) if alike else 0
@@ -54,8 +57,6 @@ def stage_rows(draw: st.DrawFn) -> list[dict[str, Any]]:
             made["hash_ids"] = [draw(st.integers(0, 2**64 - 1))] * count
         if draw(st.booleans()):
             made |= {"delay_s": draw(st.floats(0, 1e6)), "prompt": draw(texts), "output": draw(texts)}
-        if draw(st.booleans()):
-            made["after"] = [len(stages) - 1] if stages else []
         stages.append(made)
     return stages
 

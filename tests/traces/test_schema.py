@@ -60,22 +60,48 @@ def test_reuse_defaults_to_all_of_the_previous_stage_that_fits() -> None:
 
 
 def test_reuse_of_what_is_not_there_is_refused() -> None:
-    assert "[0].reused_tokens: expected 0 in the first stage" in stage_message(stage(reused_tokens=1))
+    assert "[0].reused_tokens: expected 0 in a stage that has nothing before it" in stage_message(stage(reused_tokens=1))
     assert "[1].reused_tokens: expected at most 120" in stage_message(
         stage(), stage(prompt_tokens=500, reused_tokens=121)
     )
     assert "[1].reused_tokens: expected at most 90" in stage_message(stage(), stage(prompt_tokens=90, reused_tokens=91))
-    assert "the shared_prefix is not the previous stage's" in stage_message(
+    assert "the shared_prefix is not that of the stage it goes on from" in stage_message(
         stage(), stage(shared_prefix=PREFIX, reused_tokens=1)
     )
 
 
-def test_stages_form_a_chain() -> None:
-    workflow_from_dict(row(stages=[stage(after=[]), stage(after=[0]), stage(after=[1])]), "x")
-    for after in ([0, 1], [0], [], [2], 1, None, [True]):
-        text = stage_message(stage(), stage(), stage(after=after))
-        assert "[2].after: expected [1]" in text
-        assert "graphs are not supported" in text
+def test_a_stage_waits_for_the_one_before_unless_it_says_for_which() -> None:
+    plain = workflow_from_dict(row(stages=[stage(), stage(), stage()]), "x")
+    assert workflow_from_dict(row(stages=[stage(after=[]), stage(after=[0]), stage(after=[1])]), "x") == plain
+    graph = workflow_from_dict(row(stages=[stage(), stage(), stage(after=[0]), stage(after=[2, 1])]), "x")
+    stages = next(iter(graph.runs.values())).stages
+    assert [each.after for each in stages] == [None, None, (0,), (1, 2)]
+    assert workflow_from_dict(to_dict(graph), "x") == graph
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        ([2], "expected numbers below 2 (stages stand after those they wait for, in no circle), found [2]"),
+        ([0, 7], "expected numbers below 2"),
+        ([0, 0], "expected each stage once, found [0, 0]"),
+        (1, "expected a list of the numbers of earlier stages, found 1"),
+        (None, "expected a list of the numbers of earlier stages, found null"),
+        ([True], "expected a list of the numbers of earlier stages"),
+        ([-1], "expected a list of the numbers of earlier stages"),
+    ],
+)
+def test_what_a_stage_waits_for_must_stand_before_it(after: object, message: str) -> None:
+    assert f"[2].after: {message}" in stage_message(stage(), stage(), stage(after=after))
+
+
+def test_a_prompt_goes_on_from_the_longest_of_its_parents() -> None:
+    fan = [stage(prompt_tokens=10, output_tokens=5), stage(prompt_tokens=30, output_tokens=9, after=[0]),
+           stage(prompt_tokens=35, output_tokens=8, after=[0])]  # fmt: skip
+    workflow = workflow_from_dict(row(stages=[*fan, stage(prompt_tokens=100, after=[1, 2])]), "x")
+    assert [each.reused_tokens for each in next(iter(workflow.runs.values())).stages] == [0, 15, 15, 43]
+    text = stage_message(*fan, stage(prompt_tokens=100, reused_tokens=44, after=[1, 2]))
+    assert "[3].reused_tokens: expected at most 43" in text
 
 
 def test_unknown_fields_are_refused_with_the_nearest_name() -> None:

@@ -74,7 +74,7 @@ def nothing_left(driver: VirtualReplay) -> bool:
     return not dispatcher._requests and not driver._calls and all(state.running == 0 for state in driver._states)
 
 
-@pytest.mark.parametrize("name", ["fcfs", "stjf", "mlfq", "ltr", "plas", "chimera"])
+@pytest.mark.parametrize("name", ["fcfs", "stjf", "mlfq", "ltr", "plas", "atlas", "chimera"])
 def test_a_call_whose_engine_fails_is_served_by_another(name: str) -> None:
     policy = load_policy(name)
     result, driver = replay(trace_of(8), policy, lambda engine, _: (True, True) if engine == "A/0" else None, 10**6)

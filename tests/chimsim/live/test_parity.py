@@ -14,7 +14,7 @@ from tests.chimsim.live.virtual import replay_virtually
 from tests.chimsim.worlds import MODELS, TrueLengths, cluster, engine, traces
 from traces import Trace
 
-POLICIES = ["fcfs", "sjf", "stjf", "mlfq", "ltr", "plas", "chimera"]
+POLICIES = ["fcfs", "sjf", "stjf", "mlfq", "ltr", "plas", "atlas", "chimera"]
 INSTANTS = ("request_id", "stage", "ready_at", "enqueued_at", "first_token_at", "finished_at", "yields")
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from chimsim.config import Cluster, EngineSpec
 from chimsim.engine import Engine, EngineRequest
-from chimsim.idle import footprint
+from chimsim.layout import Layout
 from chimsim.live.driver import Events, LiveReplay, LiveRequest
 from chimsim.live.prompts import LengthPrompts
 from chimsim.predictors import Predictor
@@ -64,14 +64,14 @@ class SimulatedPort:
         self._events = events
         self._inside: dict[int, tuple[LiveRequest, EngineRequest]] = {}
         self._known: dict[int, EngineRequest] = {}
-        self.stages: dict[int, tuple[int, int, Sequence[int], Stage]] = {}
+        self.stages: dict[int, tuple[Layout, int, Stage]] = {}
         self._due_at = -1.0
 
     def start(self, request: LiveRequest, tokens: int, priority: int | None) -> bool:
         inner = self._known.get(request.request_id)
         if inner is None:
-            row, index, reused, stage = self.stages[request.request_id]
-            held = footprint(self.spec, row, index, reused, stage)
+            layout, index, stage = self.stages[request.request_id]
+            held = layout.footprint(self.spec, index, stage)
             inner = EngineRequest(request.request_id, request.prompt_tokens, request.output_tokens, held)
             self._known[request.request_id] = inner
         inner.priority = () if priority is None else (float(priority),)
@@ -139,7 +139,7 @@ class VirtualReplay(LiveReplay):
     def _prepare(self, call: Any) -> None:
         super()._prepare(call)
         job = call.job
-        call.state.port.stages[call.request_id] = (job.row, job.stage, job.reused, call.stage)
+        call.state.port.stages[call.request_id] = (job.layout, call.index, call.stage)
 
     def on_step(self, port: SimulatedPort) -> None:
         """A step is over, whether or not a request is: the engine has to go on."""
