@@ -41,9 +41,12 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A chain of roles; its weight is multiplied by exp(``tilt`` * difficulty)."""
+    """Groups of roles: each group waits for all of the one before, and its roles work side by side.
 
-    roles: tuple[str, ...]
+    A chain has groups of one. The weight is multiplied by exp(``tilt`` * difficulty).
+    """
+
+    roles: tuple[tuple[str, ...], ...]
     weight: float
     tilt: float
 
@@ -86,8 +89,25 @@ class Parameters:
 
 
 def load_parameters(name_or_path: str | Path) -> Parameters:
-    """The shipped parameters ``apps`` or ``maths``, or a TOML file. Raises `TraceError`."""
+    """The shipped parameters ``apps`` or ``maths``, or a TOML file, which may only say what differs from its ``base``.
+
+    Raises `TraceError`.
+    """
     name = str(name_or_path)
+    table = _read(name)
+    base = table.pop("base", None)
+    if base is not None:
+        if base not in SHIPPED:
+            raise TraceError(f"{name}: base: expected one of {', '.join(SHIPPED)}, found {base!r}")
+        inherited = _read(base)
+        for key in ("roles", "models"):
+            if isinstance(table.get(key), dict):
+                table[key] = inherited[key] | table[key]
+        table = inherited | table
+    return _Reader(name).parameters(table)
+
+
+def _read(name: str) -> dict[str, Any]:
     if name in SHIPPED:
         data = (files("traces") / "data" / f"{name}.toml").read_bytes()
     elif "/" not in name and not Path(name).suffix:
@@ -99,10 +119,9 @@ def load_parameters(name_or_path: str | Path) -> Parameters:
         check_file(Path(name))
         data = Path(name).read_bytes()
     try:
-        table = tomllib.loads(data.decode())
+        return tomllib.loads(data.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{name}: not valid TOML ({error})") from None
-    return _Reader(name).parameters(table)
 
 
 class _Reader:
@@ -172,9 +191,12 @@ class _Reader:
 
     def pattern(self, row: Any, path: str, roles: tuple[str, ...]) -> Pattern:
         row = self.table(row, path, Pattern.__dataclass_fields__.keys())
-        chain = self.texts(row["roles"], f"{path}.roles")
+        entries = row["roles"]
+        if not isinstance(entries, list) or not entries:
+            raise self.wrong(f"{path}.roles", "a list of roles; a list within it works side by side", entries)
+        groups = [entry if isinstance(entry, list) and entry else [entry] for entry in entries]
         return Pattern(
-            roles=tuple(self.one_of(role, f"{path}.roles", roles) for role in chain),
+            roles=tuple(tuple(self.one_of(role, f"{path}.roles", roles) for role in group) for group in groups),
             weight=self.number(row["weight"], f"{path}.weight", 1e-9, 1e9),
             tilt=self.number(row["tilt"], f"{path}.tilt", -5.0, 5.0),
         )

@@ -3,7 +3,7 @@
 The model, for workflow i of difficulty d ~ N(0, 1), model m and stage s (all numbers in the parameter file):
 
 - solved: with probability sigmoid(ability[m] - slope * d), ability such that the mean is ``solved_rate``;
-- stages: a pattern of roles drawn with weights that depend on d; a check that finds fault adds a stage;
+- stages: a pattern of roles, some of which may work side by side, drawn with weights that depend on d; a check that finds fault adds a stage;
 - output tokens: ``median_tokens[role] * length_factor[m] * exp(difficulty * d + unsolved * [not solved]
   + workflow_spread * W + model_spread * M + spread * E)``, W a normal of the workflow (shared by its
   models and stages), M one of the workflow on this model, E one of the stage;
@@ -19,12 +19,15 @@ trace of some thousand workflows has the declared rates closely; the draws depen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import brentq
 from scipy.special import expit, ndtri
 
 from traces.files import digest_of
+from traces.graph import longest
 from traces.parameters import Parameters, Role
 from traces.prompts import estimate_tokens, write_prompt
 from traces.schema import Run, SharedPrefix, Stage, Trace, TraceError, Workflow
@@ -70,16 +73,17 @@ def generate(parameters: Parameters, seed: int | None = None, workflows: int | N
         log_length = np.log(model.length_factor) + shared + parameters.model_spread * draw.normal(f"run {name}")
         noise = np.stack([draw.normal(f"stage {s} {name}") for s in range(_longest(parameters))])
         for i in range(n):
-            chain = list(parameters.patterns[patterns[i]].roles)
-            if chain[-1] == parameters.check.by and fault[i]:
-                chain.append(parameters.check.repeats)
+            groups = list(parameters.patterns[patterns[i]].roles)
+            if groups[-1] == (parameters.check.by,) and fault[i]:
+                groups.append((parameters.check.repeats,))
+            roles = [role for group in groups for role in group]
             outputs = [
                 _output_tokens(parameters.roles[role], log_length[i], difficulty[i], solved[i], noise[s, i])
-                for s, role in enumerate(chain)
+                for s, role in enumerate(roles)
             ]
             if loops[i]:
-                outputs[_loop_stage(chain, parameters.loops_in)] = parameters.output_cap_tokens
-            runs[i][name] = Run(_stages(parameters, chain, outputs, user_tokens[i]), bool(solved[i]))
+                outputs[_loop_stage(roles, parameters.loops_in)] = parameters.output_cap_tokens
+            runs[i][name] = Run(_stages(parameters, groups, outputs, user_tokens[i]), bool(solved[i]))
             confidence[i][name] = round(float(trusted[i]), 4)
 
     made = tuple(
@@ -154,55 +158,79 @@ def _output_tokens(role: Role, log_length: float, difficulty: float, solved: boo
     return max(1, round(float(role.median_tokens * np.exp(exponent))))
 
 
-def _loop_stage(chain: list[str], working: str) -> int:
-    return chain.index(working) if working in chain else len(chain) - 1
+def _loop_stage(roles: list[str], working: str) -> int:
+    return roles.index(working) if working in roles else len(roles) - 1
 
 
 def _longest(parameters: Parameters) -> int:
-    return max(len(pattern.roles) for pattern in parameters.patterns) + 1
+    return max(sum(map(len, pattern.roles)) for pattern in parameters.patterns) + 1
 
 
-def _stages(parameters: Parameters, chain: list[str], outputs: list[int], user: int) -> tuple[Stage, ...]:
+def _stages(
+    parameters: Parameters, groups: Sequence[Sequence[str]], outputs: Sequence[int], user: int
+) -> tuple[Stage, ...]:
     """The calls of one run, with the outputs cut to the cap and the context.
 
-    A stage's prompt holds the task and at most ``carry_tokens`` (the first ones) of each earlier output.
+    A stage's prompt holds the task and at most ``carry_tokens`` (the first ones) of each earlier group's outputs.
     Role first: the role's own system prompt leads, so only calls of the same role begin alike. History
     first: one common system prompt, then everything so far, then the role's instruction.
     """
-    role_first = parameters.layout == "role-first"
     stages: list[Stage] = []
     said = 0
-    prompt = parameters.common_system_tokens + user
-    for name, output in zip(chain, outputs, strict=True):
-        role = parameters.roles[name]
-        reused = 0
-        if role_first:
-            system = role.system_tokens
-            prompt = system + user + said
-            prefix = SharedPrefix(f"{parameters.workload}-{name}", system)
-            if stages and stages[-1].name == name:
-                reused = stages[-1].prompt_tokens
-        else:
-            system = parameters.common_system_tokens
-            if stages:
-                reused = stages[-1].prompt_tokens + min(stages[-1].output_tokens, parameters.carry_tokens)
-                prompt = reused
-            prompt += role.instruction_tokens
-            prefix = SharedPrefix(f"{parameters.workload}-system", system)
-        room = parameters.context_tokens - prompt
-        if room < 1:
-            raise TraceError(f"a prompt of {prompt} tokens does not fit context_tokens = {parameters.context_tokens}")
-        output = min(output, parameters.output_cap_tokens, room)
-        stages.append(
-            Stage(
-                name=name,
-                prompt_tokens=prompt,
-                output_tokens=output,
-                reused_tokens=reused,
-                system_tokens=system,
-                user_tokens=prompt - system,
-                shared_prefix=prefix,
-            )
-        )
-        said += min(output, parameters.carry_tokens) + parameters.glue_tokens
+    parents: tuple[int, ...] = ()
+    remaining = iter(outputs)
+    for group in groups:
+        first = len(stages)
+        for name in group:
+            stages.append(_stage(parameters, name, next(remaining), user, said, stages, parents))
+        parents = tuple(range(first, len(stages)))
+        said += sum(_carried(parameters, stages[index]) for index in parents)
     return tuple(stages)
+
+
+def _carried(parameters: Parameters, stage: Stage) -> int:
+    """What later prompts hold of the stage's output, with what is around it."""
+    return min(stage.output_tokens, parameters.carry_tokens) + parameters.glue_tokens
+
+
+def _stage(
+    parameters: Parameters,
+    name: str,
+    output: int,
+    user: int,
+    said: int,
+    stages: Sequence[Stage],
+    parents: tuple[int, ...],
+) -> Stage:
+    """The next stage after ``stages``, of which it waits for ``parents``; ``said`` are the tokens of earlier outputs."""
+    role = parameters.roles[name]
+    parent = longest(stages, parents)
+    reused = 0
+    if parameters.layout == "role-first":
+        system = role.system_tokens
+        prompt = system + user + said
+        prefix = SharedPrefix(f"{parameters.workload}-{name}", system)
+        if parent is not None and stages[parent].name == name:
+            reused = stages[parent].prompt_tokens
+    else:
+        system = parameters.common_system_tokens
+        prefix = SharedPrefix(f"{parameters.workload}-system", system)
+        prompt = system + user
+        if parent is not None:
+            reused = stages[parent].prompt_tokens + min(stages[parent].output_tokens, parameters.carry_tokens)
+            prompt = reused + sum(_carried(parameters, stages[index]) for index in parents if index != parent)
+        prompt += role.instruction_tokens
+    room = parameters.context_tokens - prompt
+    if room < 1:
+        raise TraceError(f"a prompt of {prompt} tokens does not fit context_tokens = {parameters.context_tokens}")
+    before = tuple(range(len(stages)))[-1:]
+    return Stage(
+        name=name,
+        prompt_tokens=prompt,
+        output_tokens=min(output, parameters.output_cap_tokens, room),
+        reused_tokens=reused,
+        system_tokens=system,
+        user_tokens=prompt - system,
+        shared_prefix=prefix,
+        after=None if parents == before else parents,
+    )

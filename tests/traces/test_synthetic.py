@@ -15,8 +15,10 @@ from sklearn.metrics import average_precision_score
 
 from traces import SHIPPED, Run, Trace, TraceError, load_trace, write_trace
 from traces.parameters import load_parameters
+from traces.schema import to_dict, workflow_from_dict
 from traces.synthetic import generate
 
+FAN_OUT = Path(__file__).resolve().parents[2] / "examples" / "fan-out.toml"
 MODELS = ("Llama-3.2-3B", "Ministral-8B", "Qwen2.5-1.5B", "Qwen2.5-14B", "Qwen2.5-3B", "Qwen2.5-7B")
 
 
@@ -183,3 +185,35 @@ def test_wrong_requests() -> None:
         load_parameters("math")
     with pytest.raises(TraceError, match="expected seed >= 0 and workflows >= 1"):
         generate(load_parameters("apps"), workflows=0)
+
+
+@pytest.mark.parametrize("layout", ["role-first", "history-first"])
+def test_roles_side_by_side_wait_for_the_one_before_and_are_waited_for(layout: str) -> None:
+    parameters = replace(load_parameters(FAN_OUT), layout=layout)
+    trace = generate(parameters, workflows=60)
+    for workflow in trace.workflows:
+        stages = workflow.runs["Qwen2.5-7B"].stages
+        assert [stage.name for stage in stages[:5]] == ["planner", "coder", "coder", "coder", "judge"]
+        assert [stage.after for stage in stages[:5]] == [None, None, (0,), (0,), (1, 2, 3)]
+        assert all(stage.after is None for stage in stages[5:])
+        assert stages[4].prompt_tokens > max(stage.prompt_tokens for stage in stages[1:4])
+        assert workflow_from_dict(to_dict(workflow), "here") == workflow
+        if layout == "history-first":
+            longest_coder = max(stages[1:4], key=lambda s: s.prompt_tokens + s.output_tokens)
+            carried = min(longest_coder.output_tokens, parameters.carry_tokens)
+            assert stages[4].reused_tokens == longest_coder.prompt_tokens + carried
+
+
+def test_a_file_may_say_only_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "maths"\nworkflows = 7\n[models."Qwen2.5-7B"]\nsolved_rate = 0.9\nlength_factor = 1.0\n'
+                    "loop_rate = 0.0\n")  # fmt: skip
+    mine, maths = load_parameters(path), load_parameters("maths")
+    assert (mine.workflows, mine.roles, set(mine.models)) == (7, maths.roles, set(maths.models))
+    assert mine.models["Qwen2.5-7B"].solved_rate == 0.9
+    path.write_text('base = "math"')
+    with pytest.raises(TraceError, match=r"mine.toml: base: expected one of apps, maths, found 'math'"):
+        load_parameters(path)
+    path.write_text('base = "apps"\npatterns = [{ roles = [["coder", "codr"]], weight = 1.0, tilt = 0.0 }]')
+    with pytest.raises(TraceError, match=r"patterns\[0\].roles: expected one of .*found 'codr'"):
+        load_parameters(path)
