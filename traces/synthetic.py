@@ -3,7 +3,8 @@
 The model, for workflow i of difficulty d ~ N(0, 1), model m and stage s (all numbers in the parameter file):
 
 - solved: with probability sigmoid(ability[m] - slope * d), ability such that the mean is ``solved_rate``;
-- stages: a pattern of roles, some of which may work side by side, drawn with weights that depend on d; a check that finds fault adds a stage;
+- stages: a pattern of roles, some of which may work side by side, drawn with weights that depend on d; a check
+  that finds fault adds a stage;
 - output tokens: ``median_tokens[role] * length_factor[m] * exp(difficulty * d + unsolved * [not solved]
   + workflow_spread * W + model_spread * M + spread * E)``, W a normal of the workflow (shared by its
   models and stages), M one of the workflow on this model, E one of the stage;
@@ -202,7 +203,7 @@ def _stage(
     stages: Sequence[Stage],
     parents: tuple[int, ...],
 ) -> Stage:
-    """The next stage after ``stages``, of which it waits for ``parents``; ``said`` are the tokens of earlier outputs."""
+    """The next stage after ``stages``, of which it waits for ``parents``; ``said`` tokens are of earlier outputs."""
     role = parameters.roles[name]
     parent = longest(stages, parents)
     reused = 0
