@@ -407,8 +407,7 @@ def _expected(path: str, expected: str, found: object) -> NoReturn:
 
 def _run_to_dict(run: Run) -> dict[str, Any]:
     stages = [
-        _stage_to_dict(stage, _prefix_parent(run.stages[:index], stage.after))
-        for index, stage in enumerate(run.stages)
+        _stage_to_dict(stage, _prefix_parent(run.stages[:index], stage.after)) for index, stage in enumerate(run.stages)
     ]
     return {"solved": run.solved, "stages": stages}
 

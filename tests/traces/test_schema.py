@@ -60,7 +60,9 @@ def test_reuse_defaults_to_all_of_the_previous_stage_that_fits() -> None:
 
 
 def test_reuse_of_what_is_not_there_is_refused() -> None:
-    assert "[0].reused_tokens: expected 0 in a stage that has nothing before it" in stage_message(stage(reused_tokens=1))
+    assert "[0].reused_tokens: expected 0 in a stage that has nothing before it" in stage_message(
+        stage(reused_tokens=1)
+    )
     assert "[1].reused_tokens: expected at most 120" in stage_message(
         stage(), stage(prompt_tokens=500, reused_tokens=121)
     )
