@@ -26,6 +26,7 @@ from calibration.profile import ProfileError
 from calibration.rows import TrainingError
 from calibration.saved import ModelError
 from chimsim.calibrate_cli import calibrate_app
+from chimsim.capacity_cli import capacity_command
 from chimsim.collect_cli import collect_command
 from chimsim.errors import ChimsimError
 from chimsim.feeds import training_overlap
@@ -99,6 +100,7 @@ app.add_typer(router_app, name="router")
 add_measuring(calibrate_app)
 app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
+app.command("capacity")(capacity_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
 app.command("serve")(serve_command)

@@ -206,7 +206,7 @@ def combo_cluster(
         slots = {} if max_batch_size is None else dict.fromkeys(counts, max_batch_size)
     specs = []
     for model, count in counts.items():
-        for name in _numbered(model, count):
+        for name in numbered(model, count):
             specs.append(
                 _engine(
                     name,
@@ -298,10 +298,10 @@ def _read_cluster(path: Path, slots: int | Mapping[str, int] | None, given: Mapp
     for entry in entries:
         if entry.name is None:
             unnamed[entry.model] += entry.count
-    names = {model: iter(_numbered(model, count)) for model, count in unnamed.items()}
+    names = {model: iter(numbered(model, count)) for model, count in unnamed.items()}
     specs = []
     for entry in entries:
-        own = names[entry.model] if entry.name is None else iter(_numbered(entry.name, entry.count))
+        own = names[entry.model] if entry.name is None else iter(numbered(entry.name, entry.count))
         for number in range(entry.count):
             settings = {**entry.settings, **given}
             if entry.addresses:
@@ -497,7 +497,8 @@ def _by_model(values: Mapping[str, int], known: Iterable[str], where: str, what:
     return found
 
 
-def _numbered(name: str, count: int) -> list[str]:
+def numbered(name: str, count: int) -> list[str]:
+    """What so many engines of one name are called: one of a kind keeps it."""
     return [name] if count == 1 else [f"{name}/{number}" for number in range(count)]
 
 

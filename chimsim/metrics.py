@@ -23,7 +23,6 @@ QUEUED_S = 1.0
 """A wait longer than this (seconds) is a real queue; shorter ones are the wait for the next step to begin."""
 STEADY_RISE = 0.25
 """The backlog may rise by this share of its mean over the second half of the arrivals."""
-GOODPUT_KEYS = ("ttft", "tpot", "e2el")
 
 
 def summarise(
@@ -33,7 +32,8 @@ def summarise(
 ) -> dict[str, Value]:
     """All metrics of a run, warm-up workflows left out, in a fixed order.
 
-    ``goodput`` maps ``ttft``, ``tpot`` or ``e2el`` to the milliseconds a request may take to count as good.
+    ``goodput`` maps ``ttft``, ``tpot`` or ``e2el`` to the milliseconds a request may take to count as good, and
+    ``latency`` to those that a workflow may.
     """
     workflows = result.workflows[result.workflows["measured"].astype(bool)]
     requests = result.requests[result.requests["measured"].astype(bool)]
@@ -218,21 +218,30 @@ def _throughput(
 ) -> dict[str, Value]:
     """Per second of the time from the first measured arrival to the last measured finish."""
     keys = ["workflow_throughput", "request_throughput", "output_throughput", "total_token_throughput"]
-    if goodput:
+    limits_ms = dict(goodput or {})
+    latency_ms = limits_ms.pop("latency", None)
+    if limits_ms:
         keys.append("request_goodput")
+    if latency_ms is not None:
+        keys.append("workflow_goodput")
+    share = {} if latency_ms is None else {"good_workflows_share": 0.0}
     if not len(finished):
-        return {"duration_s": None, **dict.fromkeys(keys)}
+        return {"duration_s": None, **dict.fromkeys(keys), **share}
     duration = float(finished["finished_at"].max()) - float(workflows["arrived_at"].min())
     output, prompt = float(done["output_tokens"].sum()), float(done["prompt_tokens"].sum())
     amounts = [float(len(finished)), float(len(done)), output, output + prompt]
-    if goodput:
+    if limits_ms:
         good = np.ones(len(done), dtype=bool)
-        for name, limit_ms in sorted(goodput.items()):
+        for name, limit_ms in sorted(limits_ms.items()):
             # a request of one token has no TPOT and cannot miss it
             good &= ~(times_ms[name] > limit_ms)
         amounts.append(float(good.sum()))
+    if latency_ms is not None:
+        within = float((1000 * _floats(finished["latency_s"]) <= latency_ms).sum())
+        amounts.append(within)
+        share["good_workflows_share"] = within / len(workflows)
     rates = {key: amount / duration if duration > 0 else None for key, amount in zip(keys, amounts, strict=True)}
-    return {"duration_s": duration, **rates}
+    return {"duration_s": duration, **rates, **share}
 
 
 def _engine_shares(result: RunResult) -> dict[str, Value]:

@@ -61,7 +61,7 @@ OversizeOpt = Annotated[
 SlotsOpt = Annotated[str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")]
 EnginesOpt = Annotated[str | None, typer.Option("--engines", help="Engines of a model: qwen7b=2,...")]
 SeqsOpt = Annotated[str | None, typer.Option("--max-num-seqs", help="vLLM's max_num_seqs of every engine.")]
-GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits in ms: ttft=500,tpot=50,e2el=9000")]
+GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits: ttft=500ms,e2el=9s,latency=60s")]
 WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
 
 

@@ -104,6 +104,11 @@ def draw(
     return written
 
 
+def policy_colour(policy: str) -> str:
+    """The colour of a policy in all figures; those of users share one."""
+    return _STYLES.get(policy, _SPARE[0])[0]
+
+
 @contextmanager
 def paper_style() -> Iterator[None]:
     """Figures made meanwhile look alike, whatever the user's own matplotlib settings are."""

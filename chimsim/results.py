@@ -33,6 +33,7 @@ FORMAT = 2
 TABLES = ("requests", "workflows", "engines", "timeline", "itl")
 CHECKSUMS = "checksums.json"
 LOCK = ".lock"
+MANIFEST = "manifest.json"
 
 
 class Results:
@@ -228,7 +229,7 @@ def clean(root: Path) -> None:
 
 def read_manifest(root: Path) -> dict[str, Any]:
     """The folder's manifest; a folder that has none, or a broken one, is a clear error."""
-    path = root / "manifest.json"
+    path = root / MANIFEST
     if not root.is_dir():
         raise ChimsimError(f"{root} is not a results folder: no such directory")
     if not path.is_file():
@@ -245,7 +246,7 @@ def read_manifest(root: Path) -> dict[str, Any]:
 
 def open_folder(root: Path, manifest: Mapping[str, Any]) -> None:
     """Make the folder ready for this sweep, or say what it holds instead. Call it under the lock."""
-    if (root / "manifest.json").exists():
+    if (root / MANIFEST).exists():
         there = read_manifest(root)
         here = json.loads(json_bytes(manifest))
         if {c["hash"] for c in there["cells"]} != {c["hash"] for c in here["cells"]}:
@@ -254,24 +255,24 @@ def open_folder(root: Path, manifest: Mapping[str, Any]) -> None:
                 "give another --out, or repeat that sweep's options to go on with it"
             )
     else:
-        write_file(root / "manifest.json", json_bytes(manifest))
+        write_file(root / MANIFEST, json_bytes(manifest))
     (root / "cells").mkdir(exist_ok=True)
     clean(root)
 
 
 @contextlib.contextmanager
-def folder_lock(root: Path) -> Iterator[None]:
-    """Hold the folder against a second sweep; the system frees the lock however the process dies.
+def folder_lock(root: Path, what: str = "sweep", mark: str = MANIFEST) -> Iterator[None]:
+    """Hold the folder against a second command; the system frees the lock however the process dies.
 
-    A folder that exists must be empty or a results folder.
+    A folder that exists must be empty or hold ``mark``, by which the command knows ``what`` is its own.
     """
     if root.exists() and not root.is_dir():
         raise ChimsimError(f"{root} is a file; --out needs a folder")
-    if root.is_dir() and not (root / "manifest.json").exists():
+    if root.is_dir() and not (root / mark).exists():
         foreign = sorted(p.name for p in root.iterdir() if p.name != LOCK and not p.name.endswith(".tmp"))
         if foreign:
             names = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
-            raise ChimsimError(f"{root} is not empty and holds no sweep (found {names}); give another --out")
+            raise ChimsimError(f"{root} is not empty and holds no {what} (found {names}); give another --out")
     root.mkdir(parents=True, exist_ok=True)
     with open(root / LOCK, "a+", encoding="utf-8") as handle:
         try:

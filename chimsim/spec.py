@@ -25,7 +25,7 @@ QUEUES = ("dispatcher", "engine")
 SPLITS = ("all", "test")
 """Which workflows of a trace: all, or those that the learned predictors were not trained on."""
 OVERSIZE = ("error", "reject", "clip")
-GOODPUT = ("ttft", "tpot", "e2el")
+GOODPUT = ("ttft", "tpot", "e2el", "latency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +364,15 @@ def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Cal
     return build
 
 
+def _milliseconds(value: Any, where: str) -> Any:
+    """A limit in ms: a number, or text with the unit ms or s."""
+    if isinstance(value, str) and value.endswith("s"):
+        seconds = not value.endswith("ms")
+        limit = _real(above=0)(value.removesuffix("s").removesuffix("m").strip(), where)
+        return 1000.0 * limit if seconds else limit
+    return _real(above=0)(value, where)
+
+
 def _knob_values(value: Any, where: Mapping[str, str]) -> dict[str, Axis]:
     name_of = where.get("knobs", "knobs")
     if value is None:
@@ -470,6 +479,6 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "slots": _listed(_slots),
     "engines": _pairs(_whole(1)),
     "max_num_seqs": _single(_whole(1)),
-    "goodput": _pairs(_real(above=0), GOODPUT),
+    "goodput": _pairs(_milliseconds, GOODPUT),
     "workers": _single(_whole(1)),
 }

@@ -72,7 +72,7 @@ def hand_made() -> RunResult:
 
 
 def test_formulas_on_hand_made_records() -> None:
-    found = summarise(hand_made(), goodput={"ttft": 1500.0})
+    found = summarise(hand_made(), goodput={"ttft": 1500.0, "latency": 3600.0})
     expected = {
         "workflows": 3,
         "completed_workflows": 2,
@@ -97,6 +97,8 @@ def test_formulas_on_hand_made_records() -> None:
         "output_throughput": 2.4,
         "total_token_throughput": (12 + 400) / 5,
         "request_goodput": 0.2,
+        "workflow_goodput": 0.2,
+        "good_workflows_share": 1 / 3,
         "utilisation": 0.8,
         "slots_share": 0.5,
         "busy_share[E]": 0.8,

@@ -140,6 +140,7 @@ def test_a_list_and_its_comma_text_are_one_spec(drawn: dict[str, Any]) -> None:
         ({"oversize": "reject,clip"}, "oversize: takes one value, found 2"),
         ({"engines": "qwen7b"}, "engines: 'qwen7b' is not of the form name=value"),
         ({"goodput": "speed=3"}, "goodput: 'speed' is unknown"),
+        ({"goodput": "latency:60m"}, "goodput: latency: '60m' is not a number"),
         ({"rsp": 8}, "rsp: unknown key; did you mean 'rps'"),
         ({"arrivals": "poisson", "rps": None}, "Poisson arrivals need rps"),
         ({"trace": None}, "no trace"),
