@@ -304,7 +304,9 @@ def _fixed(value: float) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, WIDTH, break_on_hyphens=False, break_long_words=False)
+    """In lines; a number keeps its percent sign beside it."""
+    lines = textwrap.fill(text.replace(" %", "\u00a0%"), WIDTH, break_on_hyphens=False, break_long_words=False)
+    return lines.replace("\u00a0", " ")
 
 
 def _table(rows: Sequence[Sequence[str]], sides: str) -> str:

@@ -203,7 +203,7 @@ async def _run(engine: Engine, limits: Limits, cell: Cell) -> list[Measurement] 
     whole = cell.context + longer
     if found is None and whole <= limits.max_model_len and limits.fits(cell.batch, whole):
         found = await run(engine, cell, longer)
-    return [found] if found is not None else f"fewer than {SHORT_WINDOW} steps had all {cell.batch} in flight"
+    return [found] if found is not None else f"fewer than {SHORT_WINDOW} steps seen with the whole batch in flight"
 
 
 async def _decode(engine: Engine, cell: Cell, output_tokens: int) -> Measurement | None:

@@ -31,6 +31,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "queue_count": ("vllm:request_queue_time_seconds_count",),
 }
 _INFO = "vllm:cache_config_info"
+_WANTED = (_INFO, *(key for keys in _NAMES.values() for key in keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ async def look(client: Client) -> EngineMetrics | None:
 
 def read_metrics(text: str) -> EngineMetrics:
     """A snapshot of ``/metrics``. Raises `ChimsimError` when the text is no Prometheus text or none of vLLM's."""
+    # Only lines that are read: parsing all of a real vLLM's takes 13 ms, in which a client hears nothing.
+    text = "".join(line for line in text.splitlines(keepends=True) if line.startswith(_WANTED))
     values: dict[str, float] = {}
     cache: dict[str, str] = {}
     engines: set[str] = set()
