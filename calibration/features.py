@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from calibration.rows import PredictionInput, Row
+from calibration.words import Words
 
 Floats = npt.NDArray[np.float64]
 Matrix = npt.NDArray[np.float32]
@@ -60,10 +61,11 @@ class TextReader:
         from sklearn.decomposition import TruncatedSVD
         from sklearn.feature_extraction.text import TfidfVectorizer
 
-        self.words = TfidfVectorizer(
+        vectorizer = TfidfVectorizer(
             sublinear_tf=True, ngram_range=(1, 2), min_df=2, max_features=_MAX_WORDS, token_pattern=_TOKEN
         )
-        tfidf = self.words.fit_transform(texts)
+        tfidf = vectorizer.fit_transform(texts)
+        self.words = Words(vectorizer)
         svd = TruncatedSVD(min(self.components, tfidf.shape[1]), random_state=self.seed).fit(tfidf)
         self.reduction = np.ascontiguousarray(svd.components_.T)
         logs = np.log1p(numbers)

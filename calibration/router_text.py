@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from calibration.words import Words
+
 Floats = npt.NDArray[np.float64]
 
 _MAX_CHARACTERS = 20_000
@@ -42,18 +44,19 @@ class TextFeatures:
         except ValueError:
             # no word occurs in two prompts
             vectorizer.set_params(min_df=1).fit([*prompts, "prompt"])
+        quick = Words(vectorizer)
         surface = _surface(prompts)
         spread = surface.std(axis=0)
         components = None
         if reduced:
             from sklearn.decomposition import TruncatedSVD
 
-            words = vectorizer.transform([prompt[:_MAX_CHARACTERS] for prompt in prompts])
+            words = quick.transform([prompt[:_MAX_CHARACTERS] for prompt in prompts])
             count = min(_COMPONENTS, min(words.shape) - 1)
             # of one word alone there is nothing to reduce
             components = TruncatedSVD(count, random_state=seed).fit(words).components_.T if count > 0 else None
         scale = np.where(spread > 1e-9, spread, 1.0) / _SURFACE_WEIGHT
-        return cls(vectorizer, surface.mean(axis=0), scale, components)
+        return cls(quick, surface.mean(axis=0), scale, components)
 
     def transform(self, prompts: Sequence[str]) -> tuple[Any, Floats]:
         """A sparse and a dense part, (prompts, features) each."""

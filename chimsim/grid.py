@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,7 @@ def _cell(
     seed: int,
 ) -> Cell:
     policy = make_policy(entry.policy, knobs, seed)
+    feed = replace(feed, quantile=policy.quantile if feed.learned_lengths is not None else None)
     queue, look_ahead = str(axes["queue"]), int(axes["look_ahead"] or 0)
     if queue == "engine":
         if policy.preemptive:

@@ -14,13 +14,17 @@ from difflib import get_close_matches
 from functools import lru_cache
 from itertools import pairwise
 from math import isnan
-from typing import Any, NamedTuple, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, Union, cast, get_args, get_origin, get_type_hints
 
 from policies.interface import Policy, PolicyError
 
 
 class Knob(NamedTuple):
-    """One knob: ``default`` is `REQUIRED` where there is none, ``doc`` the string literal below the field."""
+    """One knob: ``default`` is `REQUIRED` where there is none, ``doc`` the string literal below the field.
+
+    A knob that may be None, ``float | None = None``, has the type ``float``.
+    """
 
     name: str
     type: type
@@ -75,7 +79,13 @@ def _types(policy: type) -> dict[str, type]:
     except (NameError, TypeError, AttributeError):
         # A user's annotation that cannot be resolved here: the type of the default serves.
         return {}
-    return {name: hint for name, hint in hints.items() if isinstance(hint, type)}
+    plain = {name: _without_none(hint) for name, hint in hints.items()}
+    return {name: hint for name, hint in plain.items() if isinstance(hint, type)}
+
+
+def _without_none(hint: Any) -> Any:
+    inner = [each for each in get_args(hint) if each is not NoneType]
+    return inner[0] if get_origin(hint) in (Union, UnionType) and len(inner) == 1 else hint
 
 
 def _field_docs(cls: type) -> dict[str, str]:
@@ -106,9 +116,13 @@ def knobs(policy: type) -> list[Knob]:
 def convert(owner: str, knob: Knob, value: object) -> object:
     """``value`` as the knob's type: numbers may come as text, and an int as a float if it is a whole number.
 
+    None stays None where it is the default.
+
     Raises:
         PolicyError: not of that type, or NaN.
     """
+    if value is None and knob.default is None:
+        return None
     wanted = knob.type
     plain = value.strip() if isinstance(value, str) else value
     try:

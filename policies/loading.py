@@ -46,7 +46,7 @@ def _checked(spec: str, found: object) -> type[Policy]:
     dispatch = getattr(found, "dispatch", None)
     if not callable(dispatch) or dispatch is Policy.dispatch:
         raise PolicyError(f"policy {spec!r} is not a policy: the class has no dispatch(now, request, cluster)")
-    lacking = [m for m in (*_METHODS, "preemptive", "reads") if not hasattr(found, m)]
+    lacking = [m for m in (*_METHODS, "preemptive", "reads", "quantile") if not hasattr(found, m)]
     if lacking:
         raise PolicyError(
             f"policy {spec!r} lacks {', '.join(lacking)}: derive the class from policies.interface.Policy"

@@ -124,6 +124,17 @@ def test_a_policy_may_ask_for_another_quantile(made: tuple[str, str, str], cache
         predictor_for(replace(cell.feed, quantile=1.5), cell.trace, MODELS, 0)
 
 
+def test_a_sweep_over_quantiles_changes_learned_lengths_alone(made: tuple[str, str, str]) -> None:
+    keys = keys_of(
+        made, policy="stjf,fcfs", tau=None, knobs="quantile=0.5,0.9", length_predictor=f"oracle,qrf:{made[1]}"
+    )
+    found = {(c.policy, c.feed.lengths, c.knobs.get("quantile")): c.feed.quantile for c in cells(spec_from(keys))}
+    assert found == {
+        ("stjf", 0.0, 0.5): None, ("stjf", 0.0, 0.9): None, ("fcfs", None, None): None,
+        ("stjf", f"qrf:{made[1]}", 0.5): 0.5, ("stjf", f"qrf:{made[1]}", 0.9): 0.9,
+    }  # fmt: skip
+
+
 def test_a_router_reads_what_it_learned_from_wherever_the_trace_keeps_it(made: tuple[str, str, str]) -> None:
     trace = load_trace(made[0])
     moved = []

@@ -77,6 +77,8 @@ def test_knobs_are_converted_so_that_equal_settings_have_equal_reprs() -> None:
     assert repr(load_policy("chimera", tau=1)) == repr(load_policy("chimera", tau="1.0")) == repr(Chimera(tau=1))
     assert load_policy("chimera", tau="inf", explain="true") == Chimera(tau=inf, explain=True)
     assert load_policy("mlfq", levels=4.0) == load_policy("mlfq", levels="4")
+    assert load_policy("sjf", quantile="0.9") == load_policy("sjf", quantile=0.9)
+    assert load_policy("sjf", quantile=None) == load_policy("sjf")
 
 
 def test_an_unknown_policy_is_refused_with_its_neighbour() -> None:
@@ -106,6 +108,7 @@ def test_an_unknown_knob_is_refused_with_the_knobs_there_are() -> None:
         ("stjf", "quantile", 0.0, "between 0 and 1"),
         ("sjf", "quantile", 1, "between 0 and 1"),
         ("chimera", "quantile", 90, "between 0 and 1"),
+        ("chimera", "quantile", "median", "a number"),
         ("sjf", "aging_tokens_per_s", inf, "finite"),
         ("mlfq", "levels", 2.5, "a whole number"),
         ("mlfq", "levels", 0, "between 1 and 64"),
