@@ -7,24 +7,21 @@ seeds is the answer's uncertainty. It searches and simulates; it neither parses 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from math import ceil
 from typing import Any
 
-from chimsim.config import numbered
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell
 from chimsim.results import digest
 from chimsim.slo import Goal
 from chimsim.sweeps import run_cell
+from chimsim.variants import at_rate, with_engines
 
 Counts = tuple[int, ...]
 """Engines of each model, in the order of the models' names."""
 
-LEAST_WORKFLOWS = 300
-"""Of a run, where nobody says: a p99 is made of three of them."""
 START_RPS = 1.0
 LEAST_RPS, MOST_RPS = 2.0**-10, 2.0**20
 
@@ -84,22 +81,6 @@ def key_of(job: Job) -> str:
     """Names the search by all that decides its outcome."""
     asked = {"tolerance": job.tolerance, "span_s": job.span_s, "max_gpus": job.max_gpus}
     return digest({"cell": job.cell.config, "goal": job.goal.to_dict(), **asked})
-
-
-def at_rate(cell: Cell, rps: float, span_s: float) -> Cell:
-    """The same cell at another rate, with workflows for the span of time."""
-    workflows = max(cell.workflows or LEAST_WORKFLOWS, ceil(rps * span_s))
-    config = {**cell.config, "rps": rps, "workflows": workflows}
-    return replace(cell, rps=rps, workflows=workflows, config=config, name=digest(config)[:32])
-
-
-def with_engines(cell: Cell, counts: Mapping[str, int]) -> Cell:
-    """The same cell with so many engines of each model, each like the model's first."""
-    first = {spec.model: spec for spec in reversed(cell.cluster.engines)}
-    specs = [replace(first[m], name=name) for m, count in counts.items() for name in numbered(m, count)]
-    cluster = replace(cell.cluster, engines=tuple(specs))
-    config = {**cell.config, "cluster": cluster.to_dict()}
-    return replace(cell, cluster=cluster, config=config, name=digest(config)[:32])
 
 
 class _Tried:

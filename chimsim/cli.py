@@ -81,6 +81,7 @@ from chimsim.router_cli import router_app
 from chimsim.serve_cli import serve_command
 from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
 from chimsim.trace_cli import trace_app
+from chimsim.tune_cli import tune_command
 from chimsim.validate_cli import validate_command
 from policies import POLICIES, PolicyError
 from policies import knobs as knobs_of
@@ -101,6 +102,7 @@ add_measuring(calibrate_app)
 app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("capacity")(capacity_command)
+app.command("tune")(tune_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
 app.command("serve")(serve_command)
