@@ -409,7 +409,7 @@ class Replay(ABC):
             call.request_id, job.workflow_id, job.source.workload, call.index, stage.name, now, job.arrived_at,
             stage.prompt_tokens, call.prediction, self._waited_for(job, call.index),
         )  # fmt: skip
-        decision = self._dispatcher.submit(now, view)
+        decision = self._dispatcher.submit(now, view, self._among(call))
         state = call.state = self._by_name[decision.engine]
         if self._log is not None:
             self._log.append((now, call.request_id, decision.engine, decision.priority))
@@ -549,6 +549,10 @@ class Replay(ABC):
         if not following and not job.in_flight:
             self._dispatcher.forget(now, job.workflow_id)
             self._finish(now, job, COMPLETED if job.failed is None else job.failed)
+
+    def _among(self, call: Call) -> frozenset[str] | None:
+        """The engines that the policy may send the call to; None: all."""
+        return None
 
     def _waited_for(self, job: Job, index: int) -> tuple[int, ...]:
         """The stages that the policy is told this one goes on from."""

@@ -6,6 +6,7 @@ It parses, checks and starts; what it serves is in `chimsim.gateway`.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -86,7 +87,7 @@ def serve_command(
     chosen = load_policy(policy, **_knobs(knob or []))
     models = Models(
         engines.models, router, length_predictor and length_predictor.removeprefix(QRF), rank_predictor,
-        getattr(chosen, "quantile", None),
+        chosen.quantile,
     )  # fmt: skip
     limits = Limits(max_queued, max_wait, max_answer, ttl)
     if host not in _LOCAL and not api_key:
@@ -115,6 +116,9 @@ async def _serve(
         timeout_s=timeout_s, record=record, record_texts=record_text, record_bytes=record_bytes, say=note,
     ) as gateway:  # fmt: skip
         app = application(gateway, api_key=api_key, max_body_bytes=max_body_bytes)
+        # What is loaded by now stays: a full collection that walks all of it would hold up every stream.
+        gc.collect()
+        gc.freeze()
         await Server(app, host, port, drain_s, lambda url: typer.echo(f"serving {policy} on {url}")).serve()
 
 

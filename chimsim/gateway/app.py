@@ -21,6 +21,8 @@ from chimsim.gateway.ask import Ask, Refusal, read_ask
 from chimsim.gateway.core import Gateway
 
 PATHS = ("/v1/chat/completions", "/v1/completions")
+STALLED_S = 60.0
+"""A client that reads nothing of its answer for as long counts as gone: it would hold its slot for good."""
 _JSON = "application/json"
 
 
@@ -106,26 +108,40 @@ class _Answer(Response):
         self._send = send
         work = asyncio.ensure_future(self._work())
         gone = asyncio.ensure_future(_disconnected(receive))
+        cut = False
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            # Until the engine has it back; a client that is gone hears no error.
-            with suppress(asyncio.CancelledError, OSError):
-                await work
+        except asyncio.CancelledError:
+            cut = True
+        for task in (work, gone):
+            task.cancel()
+        # Until the engine has it back; a client that is gone hears no error.
+        with suppress(asyncio.CancelledError, OSError):
+            await work
+        if cut:
+            await self._refuse(Refusal(503, "the gateway is shutting down", "overloaded_error", retry_after_s=1))
 
     async def _work(self) -> None:
         try:
             await self._gateway.answer(self._ask, self)
         except Refusal as refusal:
-            if not self.begun:
-                headers = {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s is not None else {}
-                await self.begin(_JSON, headers, refusal.status)
-                await self.write(refusal.to_json())
-            else:
-                # The status is out; in a stream an error is an event of its own, and there is no [DONE].
-                await self.write(b"data: " + refusal.to_json() + b"\n\n")
+            await self._refuse(refusal)
+        else:
+            await self._end()
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        if not self.begun:
+            headers = {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s is not None else {}
+            await self.begin(_JSON, headers, refusal.status)
+            await self.write(refusal.to_json())
+        elif self._ask.stream:
+            # The status is out; in a stream an error is an event of its own, and there is no [DONE].
+            await self.write(b"data: " + refusal.to_json() + b"\n\n")
+        else:
+            return  # the connection closes in the middle of the answer, which says it
+        await self._end()
+
+    async def _end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def begin(self, content_type: str, headers: Mapping[str, str], status: int = 200) -> None:
@@ -137,7 +153,11 @@ class _Answer(Response):
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            async with asyncio.timeout(STALLED_S):
+                await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise asyncio.CancelledError from None
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -113,6 +113,11 @@ def read_ask(path: str, data: bytes, headers: Mapping[str, str]) -> Ask:
     hints = metadata or {}
     chat = path.endswith("/chat/completions")
     system, user, ids = _messages(body) if chat else _prompt(body)
+    try:
+        (system + user).encode()
+    except UnicodeEncodeError:
+        where = "messages" if chat else "prompt"
+        raise Refusal(400, f"{where} has half of a surrogate pair, which is no character", param=where) from None
     return Ask(
         path=path,
         body=body,
@@ -157,6 +162,8 @@ def _last(headers: Mapping[str, str], hints: Mapping[str, Any]) -> bool:
 
 
 def _short(text: str, where: str) -> str:
+    if not text.isprintable():  # it comes back in a header, and goes into logs
+        raise Refusal(400, f"{where} is {_shown(text)}; expected printable characters", param=where)
     if len(text) > _MAX_NAME:
         raise Refusal(400, f"{where} has {len(text)} characters; expected at most {_MAX_NAME}", param=where)
     return text
@@ -203,5 +210,8 @@ def _prompt(body: Mapping[str, Any]) -> tuple[str, str, int]:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except RecursionError:
+        text = "nested too deeply"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -87,7 +87,7 @@ class _Call:
     stage: int
     stage_name: str
     wait_from: float
-    """its wait is limited from here: its arrival, or the failure of its last try"""
+    """its wait is limited from here: its arrival, or the pause after its last try"""
     foretold: Foretold | None = None
     engine: str = ""
     avoid: str = ""
@@ -238,8 +238,9 @@ class Gateway:
                 reason = "failed"
                 self._failed(call, attempt, error, begun=out.begun)
             finally:
-                self._over(call, attempt, "stop" if attempt.outcome.complete else reason)
+                self._over(call, attempt, reason)
             await asyncio.sleep(BACKOFF_S * 2.0 ** (call.tries - 1))
+            call.wait_from = self.now()
 
     async def _submit(self, call: _Call) -> _Try:
         """Ask the policy, once an engine that may serve the call is well."""
@@ -345,7 +346,6 @@ class Gateway:
             status = status if status in BUSY else 502
             raise Refusal(status, told, "engine_error", retry_after_s=1) from error
         call.avoid = name
-        call.wait_from = self.now()
 
     def _over(self, call: _Call, attempt: _Try, reason: str) -> None:
         """A try is over, however: the slot is free, and the policy told."""

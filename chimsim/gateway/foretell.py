@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -108,22 +111,37 @@ class Foreteller:
 
     async def _start(self) -> None:
         # Spawned: a fork would take the loop's sockets and threads along.
-        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        await asyncio.get_running_loop().run_in_executor(self._pool, _load, self._models)
+        pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_stay)
+        try:
+            await asyncio.get_running_loop().run_in_executor(pool, _load, self._models)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        self._pool = pool
 
     async def _serve(self) -> None:
         while True:
             batch = await self._batch()
-            try:
-                answers = await self._compute([question for question, _ in batch])
-            except Exception as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(ChimsimError(f"the predictors failed: {error}"))
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
+            if not await self._settle(batch):
+                # One of them is at fault, and the others are not to suffer for it.
+                for each in batch:
+                    await self._settle([each])
+
+    async def _settle(self, batch: list[tuple[Question, asyncio.Future[Foretold]]]) -> bool:
+        """Give every call of the batch its answer or its error; false where a try for each alone may help."""
+        try:
+            answers = await self._compute([question for question, _ in batch])
+        except Exception as error:
+            if len(batch) > 1 and not isinstance(error, BrokenProcessPool):
+                return False
+            for _, future in batch:
                 if not future.done():
-                    future.set_result(answer)
+                    future.set_exception(ChimsimError(f"the predictors failed: {error}"))
+            return True
+        for (_, future), answer in zip(batch, answers, strict=True):
+            if not future.done():
+                future.set_result(answer)
+        return True
 
     async def _batch(self) -> list[tuple[Question, asyncio.Future[Foretold]]]:
         batch = [await self._asked.get()]
@@ -153,6 +171,23 @@ class _Loaded:
 
 
 _LOADED = _Loaded()
+
+
+def _stay() -> None:
+    """In the models' process: signals to the whole group are the gateway's to handle, and without it there is an end.
+
+    A pool's process holds both ends of its pipes, so that it would never notice.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _load(models: Models) -> None:

@@ -1,11 +1,12 @@
 """What passes through the gateway, written as a trace: a workflow a line, once it is over.
 
 Lengths are the engines' own counts. What a prompt shares with the call before is estimated from the texts. A line is
-on the disk before the next is begun, so that a crash loses at most the last one; nothing here waits for the disk.
+written as a whole, and brought to the disk as soon as no other waits; no call waits for the disk.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -33,6 +34,8 @@ class Recorder:
     """
 
     def __init__(self, path: Path, *, texts: bool = False, max_bytes: int = 1 << 30) -> None:
+        if path.suffix.lower() != ".jsonl":
+            raise ChimsimError(f"{path}: a recorded trace is JSON lines; expected a name ending in .jsonl")
         check_file(path)
         self._path = path
         self._texts = texts
@@ -87,20 +90,20 @@ class Recorder:
         while (job := self._lines.get()) is not None:
             name, row = job
             try:
-                if self._path.stat().st_size >= self._max_bytes:
+                size = self._path.stat().st_size if self._path.exists() else 0
+                if size >= self._max_bytes:
                     _set_aside(self._path)
-                    self._path.touch()
                     self._names.clear()
+                    size = 0
                 # A name may come again once its workflow was forgotten; in a trace it stands once.
                 self._names[name] += 1
                 if self._names[name] > 1:
                     row["workflow_id"] = f"{name}#{self._names[name]}"
-                with open(self._path, "ab") as file:
-                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-                    file.flush()
-                    os.fsync(file.fileno())
+                line = json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
+                # Lines that come faster than a disk can say it has them are brought to it together.
+                _append(self._path, line, sync=self._lines.empty() or size + len(line) >= self._max_bytes)
                 failed = False
-            except (OSError, ValueError) as error:
+            except OSError as error:
                 if not failed:
                     log.error("recording failed", extra={"fields": {"file": str(self._path), "error": str(error)}})
                 failed = True
@@ -129,6 +132,20 @@ def _line(session: Session, prompt: str | None) -> dict[str, Any]:
             prompt, meta=meta,
         )
     )  # fmt: skip
+
+
+def _append(path: Path, line: bytes, *, sync: bool) -> None:
+    """Add the line, and bring the file to the disk; what a full disk takes of it only in part is taken out again."""
+    with open(path, "ab", buffering=0) as file:
+        before = file.tell()
+        try:
+            if file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(file.fileno())
+        except OSError:
+            file.truncate(before)
+            raise
 
 
 def _common(a: str, b: str) -> int:

@@ -54,9 +54,11 @@ async def relay(
     data = await reply.read()
     try:
         _note(json.loads(data), outcome, read_text=True)
+    except EngineError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise EngineError(f"{reply.url}: expected a completion, found {data[:200]!r}", "garbage") from None
-    await out.begin(reply.content_type, headers)
+    await out.begin(reply.content_type, {**headers, "content-length": str(len(data))})
     await out.write(data)
 
 
@@ -84,14 +86,13 @@ async def _relay_stream(
                 continue
             done = line[5:].strip() == b"[DONE]"
             if not done:
-                # Thousands of chunks a second pass here: only those that say something of interest are parsed.
-                if read_text or b'"usage"' in line or b'"error"' in line or b'"abort"' in line:
-                    event = _event(line, reply)
-                    _note(event, outcome, read_text)
-                    if not event["choices"] and event.get("usage") and not ask.wants_usage:
-                        continue
+                event = _event(line, reply, outcome, read_text)
+                if not event["choices"] and event.get("usage") and not ask.wants_usage:
+                    continue
                 chunks += 1
             passed.append(line + b"\n\n")
+        if done and not chunks:
+            raise EngineError(f"{reply.url}: the stream ended with nothing in it", "stream")
         if passed:
             if not out.begun:
                 await out.begin("text/event-stream", headers)
@@ -102,17 +103,18 @@ async def _relay_stream(
     raise EngineError(f"{reply.url}: the engine closed the connection in mid-stream", "closed")
 
 
-def _event(line: bytes, reply: aiohttp.ClientResponse) -> dict[str, Any]:
+def _event(line: bytes, reply: aiohttp.ClientResponse, outcome: Outcome, read_text: bool) -> dict[str, Any]:
     try:
         event = json.loads(line[5:])
         if "error" in event:
             error = event["error"]
             message = error.get("message") if isinstance(error, dict) else error
             raise EngineError(f"{reply.url}: error in the stream: {message}", "stream")
-        if not isinstance(event["choices"], list):
-            raise TypeError
+        _note(event, outcome, read_text)
         return dict(event)
-    except (ValueError, KeyError, TypeError):
+    except EngineError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise EngineError(f"{reply.url}: expected a chunk of a completion, found {line[:200]!r}", "garbage") from None
 
 

@@ -88,6 +88,8 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
+                # Longer than clients keep unused connections (OpenAI's 5 s): one closed just then looks like a fault.
+                timeout_keep_alive=75,
                 timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )

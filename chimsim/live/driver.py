@@ -293,6 +293,13 @@ class LiveReplay(Replay):
         else:
             self._waiting_since.pop(call.request_id, None)
 
+    def _among(self, call: Call) -> frozenset[str] | None:
+        """After a failure another engine of the model, if one is well: an engine may fail calls and seem healthy."""
+        if call.request is None or not call.request.attempts:
+            return None
+        same = (s.name for s in self._states if s.healthy and s is not call.state and s.model == call.state.model)
+        return frozenset(same) or None
+
     def _prepare(self, call: Call) -> None:
         job, stage = call.job, call.stage
         attempts = call.request.attempts if call.request is not None else 0
