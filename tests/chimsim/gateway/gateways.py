@@ -127,11 +127,11 @@ def cluster_of(
 
 def left_behind(gateway: Gateway) -> list[str]:
     """What of calls that are over is still there, in words."""
-    dispatcher = gateway._dispatcher
+    dispatcher = gateway._upstreams._dispatcher
     found = [f"{gateway.in_flight} calls"] if gateway.in_flight else []
     found += [f"request {number}" for number in dispatcher._requests]
-    for name, upstream in gateway._upstreams.items():
-        if upstream.calls or upstream.tokens or dispatcher._engines[name].count or dispatcher.waiting(name):
+    for name, upstream in gateway._upstreams._all.items():
+        if upstream.tries or upstream.tokens or dispatcher._engines[name].count or dispatcher.waiting(name):
             found.append(f"calls or slots of {name}")
     for name, session in gateway._sessions._sessions.items():
         if session.running or session.ends:

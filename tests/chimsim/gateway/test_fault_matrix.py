@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chimsim.gateway import core
+from chimsim.gateway import core, upstreams
 from chimsim.live.driver import RETRIES
 from tests.chimsim.gateway.fault_matrix import Cell, Seen, cells, observe_all
 from tests.chimsim.gateway.rude_engine import WORDS
@@ -25,7 +25,7 @@ TOLD = ("400", "404")
 def matrix() -> Iterator[dict[Cell, Seen]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core, "BACKOFF_S", 0.005)
-        patch.setattr(core, "PROBE_S", 0.02)
+        patch.setattr(upstreams, "PROBE_S", 0.02)
         yield asyncio.run(observe_all(inactivity_s=0.5, wait_s=2.0))
 
 

@@ -186,7 +186,7 @@ def test_a_policy_that_reads_lengths_serves_the_shortest_first(live: Live, share
                 for text in texts:
                     body = chat(model="large", messages=[{"role": "user", "content": text}])
                     calls.append(asyncio.ensure_future(world.post(CHAT, body)))
-                await until(lambda: world.gateway._dispatcher.waiting("large/0") == 3)
+                await until(lambda: world.gateway._upstreams._dispatcher.waiting("large/0") == 3)
                 assert engines[0].gate is not None
                 engines[0].gate.set()
                 answers = await asyncio.gather(first, *calls)
@@ -206,7 +206,7 @@ def test_chimeras_count_of_what_is_in_flight_comes_back_to_zero_whatever_happens
     live: Live, shared: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "BACKOFF_S", 0.005)
-    monkeypatch.setattr(core, "PROBE_S", 0.02)
+    monkeypatch.setattr(upstreams, "PROBE_S", 0.02)
 
     async def run() -> None:
         engines = RudeEngine("large", gate=asyncio.Event()), RudeEngine("small", fault="500", bad=3)
@@ -222,7 +222,9 @@ def test_chimeras_count_of_what_is_in_flight_comes_back_to_zero_whatever_happens
                     )
                     for number, model in enumerate(["large", "small", "auto"] * 3)
                 ]
-                await until(lambda: engines[0].inside == 1 and world.gateway._dispatcher.waiting(names[0]) > 1)
+                await until(
+                    lambda: engines[0].inside == 1 and world.gateway._upstreams._dispatcher.waiting(names[0]) > 1
+                )
                 assert policy._activity.tokens(names[0]) > 0
                 calls[0].cancel()  # the one inside, or one that waits
                 calls[3].cancel()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from chimsim.errors import ChimsimError
-from chimsim.gateway import core
+from chimsim.gateway import core, upstreams
 from chimsim.gateway.ask import WORKFLOW_HEADERS
 from chimsim.gateway.core import Limits
 from chimsim.gateway.foretell import Models
@@ -39,7 +39,7 @@ WHOLE = "".join(WORDS)
 @pytest.fixture(autouse=True)
 def no_long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "BACKOFF_S", 0.005)
-    monkeypatch.setattr(core, "PROBE_S", 0.02)
+    monkeypatch.setattr(upstreams, "PROBE_S", 0.02)
 
 
 async def hold(world: World, bad: RudeEngine, **more: Any) -> asyncio.Task[Any]:
