@@ -20,7 +20,7 @@ from calibration.router_model import learning_set, load_router, save_router, tra
 from calibration.rows import PredictionInput
 from calibration.saved import ModelError
 from chimsim.errors import ChimsimError
-from chimsim.gateway import core, server
+from chimsim.gateway import core, server, upstreams
 from chimsim.gateway.foretell import Foreteller, Models, Question, _load
 from chimsim.learned import length_table
 from policies import load_policy
