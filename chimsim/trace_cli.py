@@ -1,4 +1,4 @@
-"""The `chimsim trace` commands: describe, validate, import, generate and scale traces.
+"""The `chimsim trace` commands: describe, validate, import, export, generate and scale traces.
 
 Tables and JSON go to stdout, remarks to stderr. Wrong input raises `traces.TraceError`, which the caller
 reports.
@@ -16,24 +16,20 @@ from rich.console import Console
 from rich.table import Table
 
 from traces import Trace, TraceError, load_trace, write_trace
+from traces.arrivals import poisson
 from traces.describe import ModelSummary, arrival_rate, summarize
 from traces.files import trace_suffix
 from traces.parameters import LAYOUTS, load_parameters
 from traces.readers import READERS, import_trace
+from traces.readers.call import UNITS_NS
 from traces.scale import scaled
 from traces.schema import near
 from traces.synthetic import generate
+from traces.writers import WRITERS, export_trace
 
 trace_app = typer.Typer(
-    help="Describe, check, import, generate and scale traces.", no_args_is_help=True, rich_markup_mode=None
+    help="Describe, check, import, export, generate and scale traces.", no_args_is_help=True, rich_markup_mode=None
 )
-
-_LACKS = {
-    "mooncake": "which calls belong to one conversation",
-    "azure": "texts, models and conversations",
-    "llmservingsim": "texts and prefixes shared between calls",
-}
-
 
 _TABLE_NOTE = """output: mean tokens of a whole workflow; median, p99, std: of the same
 prompt: mean tokens of a call; reuse: share of them that the previous stage left"""
@@ -94,26 +90,72 @@ def validate(trace: Annotated[str, typer.Argument(help="A shipped trace or a tra
 def import_(
     source: Annotated[Path, typer.Argument(help="The public trace file (plain or gzip).")],
     format: Annotated[str, typer.Option("--format", help=f"One of {', '.join(READERS)}.")],
-    model: Annotated[str, typer.Option("--model", help="Model names, comma-separated: all get the same lengths.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
-    limit: Annotated[int | None, typer.Option("--limit", help="Only so many calls from the front.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Model names, comma-separated: all get the same lengths. Default: the file's."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Only so many workflows from the front.")] = None,
+    time_unit: Annotated[
+        str | None, typer.Option("--time-unit", help=f"{', '.join(UNITS_NS)}: if the file's is not the format's.")
+    ] = None,
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", help="Tokens a hash id stands for, where the file does not say.")
+    ] = 512,
 ) -> None:
-    """Turn a public trace into a trace file: one workflow of one stage a call, at its recorded time.
+    """Turn a public trace into a trace file, at its recorded times.
+
+    Calls become workflows of one stage, conversations chains, and what says who waits for whom graphs.
 
     Example: chimsim trace import calls.csv --format azure --model Qwen2.5-7B -o azure.jsonl.gz
     """
     trace_suffix(out)
-    imported = import_trace(source, format, [name.strip() for name in model.split(",")], limit)
-    write_trace(imported, out)
-    typer.echo(f"{out}: {len(imported.workflows)} workflows, models {', '.join(imported.models)}")
+    models = [name.strip() for name in model.split(",")] if model is not None else []
+    imported = import_trace(source, format, models, limit, time_unit, block_tokens)
+    trace = imported.trace
+    write_trace(trace, out)
+    names = trace.models
+    calls = sum(len(workflow.runs[names[0]].stages) for workflow in trace.workflows)
+    typer.echo(f"{out}: {len(trace.workflows)} workflows, {calls} calls, models {', '.join(names)}")
     typer.echo(
-        f"note: {format} does not say {_LACKS[format]}, nor who solved what: "
+        f"note: {format} does not say {READERS[format].lacks}, nor who solved what: "
         "every model has the same lengths and no label",
         err=True,
     )
-    clamped = sum(1 for workflow in imported.workflows if workflow.meta)
-    if clamped:
-        typer.echo(f"note: {clamped} calls without output got one token (meta.clamped_output)", err=True)
+    for note in imported.notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+@trace_app.command()
+def export(
+    trace: Annotated[str, typer.Argument(help="A shipped trace or a trace file.")],
+    format: Annotated[str, typer.Option("--format", help=f"One of {', '.join(WRITERS)}.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file, JSON Lines: .jsonl or .jsonl.gz.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Whose runs; needed where the trace has several models.")
+    ] = None,
+    block_tokens: Annotated[int, typer.Option("--block-tokens", help="Tokens a hash id stands for.")] = 512,
+    rps: Annotated[
+        float | None, typer.Option("--rps", help="Poisson arrivals at this rate instead of the trace's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of those arrivals.")] = 0,
+) -> None:
+    """Write one model's runs for other tools: as Mooncake's rows, or with Dynamo's graphs of calls.
+
+    Example: chimsim trace export apps --format agentic_mooncake --model Qwen2.5-7B --rps 2 -o apps.jsonl
+    """
+    if not out.name.lower().endswith((".jsonl", ".jsonl.gz")):
+        raise TraceError(f"{out}: expected a file ending in .jsonl or .jsonl.gz, found {out.name!r}")
+    loaded = load_trace(trace)
+    if model is None and len(loaded.models) != 1:
+        raise TraceError(f"trace {loaded.name} has runs of {', '.join(loaded.models)}: choose one with --model")
+    if rps is None and loaded.workflows[0].arrival_s is None:
+        raise TraceError(f"trace {loaded.name} has no arrival times, which {format} asks for: give a rate with --rps")
+    arrivals_s = [] if rps is None else _poisson(len(loaded.workflows), rps, seed)
+    written = export_trace(loaded, out, format, model or loaded.models[0], block_tokens, arrivals_s)
+    typer.echo(f"{out}: {len(loaded.workflows)} workflows, {written.rows} calls, blocks of {block_tokens} tokens")
+    for note in written.notes:
+        typer.echo(f"note: {note}", err=True)
 
 
 @trace_app.command(name="generate")
@@ -161,6 +203,14 @@ def scale(
     made = scaled(replace(loaded, workflows=kept), lengths, max_output)
     write_trace(made, out)
     typer.echo(f"{out}: {len(made.workflows)} workflows, lengths x {lengths:g}, models {', '.join(made.models)}")
+
+
+def _poisson(n: int, rps: float, seed: int) -> list[float]:
+    import numpy as np
+
+    if seed < 0:
+        raise TraceError(f"seed: expected an integer, at least 0, found {seed}")
+    return [float(time) for time in poisson(n, rps, np.random.default_rng(seed))]
 
 
 def _table(summaries: list[ModelSummary]) -> Table:

@@ -78,9 +78,9 @@ def write_trace(trace: Trace, path: str | Path) -> None:
         raise TraceError(f"{path}: a trace without workflows is not written")
     check_together([workflow_from_dict(row, where) for row, where in zip(rows, places, strict=True)], places)
     if suffix == ".parquet":
-        _replace(path, lambda temporary: write_rows(rows, temporary))
+        replace_file(path, lambda temporary: write_rows(rows, temporary))
     else:
-        _replace(path, lambda temporary: _write_lines(rows, temporary, compress=suffix == ".jsonl.gz"))
+        replace_file(path, lambda temporary: write_lines(rows, temporary, compress=suffix == ".jsonl.gz"))
 
 
 def digest_of(workflows: Iterable[Workflow]) -> str:
@@ -100,7 +100,7 @@ def trace_suffix(path: Path) -> str:
             return suffix
     raise TraceError(
         f"{path}: expected a trace file ending in {_or(SUFFIXES)}, found {path.name!r}; "
-        "a public format (mooncake, azure, llmservingsim) becomes one with `chimsim trace import`"
+        "a format of other tools (mooncake, otel, azure, ...) becomes one with `chimsim trace import`"
     )
 
 
@@ -166,14 +166,14 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _write_lines(rows: Sequence[dict[str, Any]], path: Path, *, compress: bool) -> None:
+def write_lines(rows: Sequence[dict[str, Any]], path: Path, *, compress: bool) -> None:
     lines = (json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for row in rows)
     # A GzipFile that outlives a failed write (a full disk) complains when collected: compress in memory.
     data = b"".join(lines)
     path.write_bytes(gzip.compress(data, compresslevel=9, mtime=0) if compress else data)
 
 
-def _replace(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from chimsim.trace_cli import trace_app
 from tests.traces.builders import row, write_lines
-from traces import TraceError, read_trace
+from traces import TraceError, read_trace, workflow_from_dict
 
 MOONCAKE = (
     '{"timestamp": 0, "input_length": 600, "output_length": 52, "hash_ids": [0, 1]}\n'
@@ -56,8 +57,8 @@ def test_import_says_what_the_format_lacks(tmp_path: Path) -> None:
     source, out = tmp_path / "calls.jsonl", tmp_path / "out.parquet"
     source.write_text(MOONCAKE)
     said, noted = run("import", source, "--format", "mooncake", "--model", "A, B", "-o", out)
-    assert said == f"{out}: 2 workflows, models A, B\n"
-    assert "mooncake does not say which calls belong to one conversation" in noted
+    assert said == f"{out}: 2 workflows, 2 calls, models A, B\n"
+    assert "mooncake does not say names of calls, texts and, without session_id, conversations" in noted
     assert "1 calls without output got one token" in noted
     assert read_trace(out).models == ("A", "B")
 
@@ -65,6 +66,42 @@ def test_import_says_what_the_format_lacks(tmp_path: Path) -> None:
 def test_import_refuses_an_unknown_output_format_before_reading(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"expected a trace file ending in \.jsonl"):
         run("import", tmp_path / "none", "--format", "azure", "--model", "A", "-o", tmp_path / "x.csv")
+
+
+def test_import_of_a_file_in_another_unit(tmp_path: Path) -> None:
+    source, out = tmp_path / "calls.jsonl", tmp_path / "out.jsonl"
+    source.write_text(MOONCAKE.replace('"timestamp": 500', '"timestamp": 0.5'))
+    command = ("import", source, "--format", "mooncake", "--model", "A", "-o", out)
+    assert "0.0005 s apart on average; if they are in another unit, say so: --time-unit s" in run(*command)[1]
+    assert "apart" not in run(*command, "--time-unit", "s")[1]
+    assert [workflow.arrival_s for workflow in read_trace(out).workflows] == [0.0, 0.5]
+
+
+def test_export_says_what_the_format_lacks_and_reads_back(tmp_path: Path) -> None:
+    out, again = tmp_path / "out.jsonl", tmp_path / "again.jsonl"
+    source = write_lines(tmp_path / "a.jsonl", [row("a"), row("b")])
+    said, noted = run("export", source, "--format", "agentic_mooncake", "--model", "Qwen2.5-7B", "--rps", 2, "-o", out)
+    assert said == f"{out}: 2 workflows, 2 calls, blocks of 512 tokens\n"
+    assert "agentic_mooncake does not say the labels, the runs of Qwen2.5-1.5B" in noted
+    run("import", out, "--format", "agentic_mooncake", "-o", again)
+    assert read_trace(again).models == ("Qwen2.5-7B",)
+    assert [workflow.workflow_id for workflow in read_trace(again).workflows] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "Qwen2.5-7B"], "has no arrival times, which mooncake asks for: give a rate with --rps"),
+        (["--rps", 1], "has runs of Qwen2.5-1.5B, Qwen2.5-7B: choose one with --model"),
+        (["--rps", 1, "--model", "Qwen2.5-8B"], "has no run of 'Qwen2.5-8B'; did you mean 'Qwen2.5-7B'"),
+        (["--rps", 1, "--model", "Qwen2.5-7B", "--seed", -1], "seed: expected an integer, at least 0, found -1"),
+        (["-o", "x.csv"], r"x\.csv: expected a file ending in \.jsonl"),
+    ],
+)
+def test_export_refuses(tmp_path: Path, words: list[object], message: str) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [row("a")])
+    with pytest.raises(TraceError, match=message):
+        run("export", source, "--format", "mooncake", "-o", tmp_path / "o.jsonl", *words)
 
 
 def test_generate_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -75,6 +112,12 @@ def test_generate_gives_the_same_bytes(tmp_path: Path) -> None:
         run("generate", "--layout", "history", "-o", tmp_path / "c.jsonl")
 
 
-@pytest.mark.parametrize("command", ["describe", "validate", "import", "generate"])
+@pytest.mark.parametrize("command", ["describe", "validate", "import", "export", "generate"])
 def test_help_shows_an_example(command: str) -> None:
     assert f"Example: chimsim trace {command}" in run(command, "--help")[0]
+
+
+def test_the_examples_of_the_readme_are_traces() -> None:
+    readme = (Path(__file__).parents[2] / "traces" / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
+    assert [len(workflow_from_dict(json.loads(example), "README").runs) for example in examples] == [2, 1]
