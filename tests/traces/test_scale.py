@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from traces import Stage, Trace, TraceError, load_trace, to_dict, workflow_from_
 from traces.scale import scaled
 
 
+@cache
+def apps() -> Trace:
+    return load_trace("apps")
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.001, 5.0), st.none() | st.integers(1, 500))
 def test_what_comes_out_is_a_trace(factor: float, most: int | None) -> None:
-    trace = load_trace("apps")
-    small = Trace("apps", trace.workflows[:40])
+    small = Trace("apps", apps().workflows[:40])
     made = scaled(small, factor, most)
     for before, after in zip(small.workflows, made.workflows, strict=True):
         assert workflow_from_dict(to_dict(after), "here") == after
