@@ -29,6 +29,7 @@ from chimsim.calibrate_cli import calibrate_app
 from chimsim.capacity_cli import capacity_command
 from chimsim.collect_cli import collect_command
 from chimsim.errors import ChimsimError
+from chimsim.explain_cli import explain_command
 from chimsim.feeds import training_overlap
 from chimsim.grid import Cell, plan
 from chimsim.live_run_cli import live_command
@@ -80,9 +81,11 @@ from chimsim.results import Results, ordered_json_bytes
 from chimsim.router_cli import router_app
 from chimsim.serve_cli import serve_command
 from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
+from chimsim.timeline import check_timeline, write_timeline
 from chimsim.trace_cli import trace_app
 from chimsim.tune_cli import tune_command
 from chimsim.validate_cli import validate_command
+from chimsim.watch import Watch
 from policies import POLICIES, PolicyError
 from policies import knobs as knobs_of
 from traces import TraceError
@@ -103,6 +106,7 @@ app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("capacity")(capacity_command)
 app.command("tune")(tune_command)
+app.command("explain")(explain_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
 app.command("serve")(serve_command)
@@ -212,6 +216,7 @@ def run(
     max_num_seqs: SeqsOpt = None,
     goodput: GoodputOpt = None,
     out: Annotated[Path | None, typer.Option(help="Also keep the records, as a results folder.")] = None,
+    timeline: Annotated[Path | None, typer.Option(help="Also a file for ui.perfetto.dev: x.json, x.json.gz")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Configuration and metrics as JSON.")] = False,
 ) -> None:
     """Run one simulation and print its metrics, engines and stages.
@@ -219,9 +224,12 @@ def run(
     \b
     chimsim run --trace apps --combo qwen1.5b+7b --policy chimera --tau 1 --rps 8
     chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --json > run.json
+    chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --timeline fcfs.json.gz
     chimsim run experiments/readme-frontier.toml --policy stjf --rps 12 --seed 1
     """
     options = given_options(locals())
+    if timeline is not None:
+        check_timeline(timeline)
     chosen = options.pop("seed", None)
     options["seeds"] = [chosen] if chosen is not None else [0]
     resolved = resolve(spec, options)
@@ -237,9 +245,12 @@ def run(
         results = run_sweep(resolved, out, command=command_line(), planned=planned)
         requests, engine_rows = (results.table(cell.name, name) for name in ("requests", "engines"))
         summary = results.cell_summary(cell.name)
-    else:
-        result, summary = run_cell(cell)
+    if out is None or timeline is not None:
+        watch = Watch() if timeline is not None else None
+        result, summary = run_cell(cell, watch)
         requests, engine_rows = result.requests, result.engines
+        if watch is not None and timeline is not None:
+            note(write_timeline(result, watch, timeline))
     if as_json:
         typer.echo(ordered_json_bytes({"config": cell.config, "metrics": summary}).decode(), nl=False)
     else:

@@ -48,6 +48,9 @@ class Layout:
         block = spec.block_tokens
         if block not in self._shared:
             self._shared[block] = _shared_runs(self._owner, self._stages, block)
+        if index >= len(self._stages):
+            # A branch that was on its way when another one changed to a model with a shorter graph.
+            return Footprint((self._owner, index), index, (0,) * (index + 1))
         # What it holds beyond that (another model's answer may be longer) nobody goes on from.
         return Footprint((self._owner, index), index, (0,) * (index + 1), self._shared[block][index])
 

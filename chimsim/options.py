@@ -67,7 +67,7 @@ WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
 
 def given_options(given: dict[str, Any]) -> dict[str, Any]:
     """The spec's keys among a command's parameters."""
-    skip = ("spec", "out", "dry_run", "figures", "as_json")
+    skip = ("spec", "out", "timeline", "dry_run", "figures", "as_json")
     named = {"knob": "knobs"}
     return {named.get(k, k): v for k, v in given.items() if k not in skip and v not in (None, [])}
 

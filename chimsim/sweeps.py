@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import chimsim
 from calibration.saved import ModelError
+from chimsim.engine import Engine
 from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, times_for, trace_named
 from chimsim.grid import Cell, cells, make_policy, plan
@@ -42,6 +43,7 @@ from chimsim.results import (
 )
 from chimsim.simulation import simulate
 from chimsim.spec import Spec, read_spec, spec_from
+from chimsim.watch import Watch
 from chimsim.workers import WorkerDied, run_jobs
 from policies import PolicyError
 from traces import TraceError
@@ -177,16 +179,17 @@ def _do(job: tuple[Path, Cell]) -> _Outcome:
     return _Outcome()
 
 
-def run_cell(cell: Cell) -> tuple[RunResult, dict[str, Any]]:
-    """Simulate one cell; its records and its summary."""
+def run_cell(cell: Cell, watch: Watch | None = None) -> tuple[RunResult, dict[str, Any]]:
+    """Simulate one cell, watched if asked for; its records and its summary."""
     trace = trace_named(cell.trace)
     if trace.digest != cell.trace_digest:
         raise ChimsimError(f"trace {cell.trace} changed while the sweep was running")
     arrivals = times_for(cell.arrivals, trace, cell.workflows, cell.rps)
+    policy = make_policy(cell.policy, cell.knobs, cell.seed)
     result = simulate(
         trace,
         cell.cluster,
-        make_policy(cell.policy, cell.knobs, cell.seed),
+        policy if watch is None else watch.policy(policy),
         rps=cell.rps if arrivals is None else None,
         seed=cell.seed,
         predictor=predictor_for(cell.feed, cell.trace, cell.cluster.models, cell.seed),
@@ -197,6 +200,7 @@ def run_cell(cell: Cell) -> tuple[RunResult, dict[str, Any]]:
         queue=cast(Queue, cell.queue),
         look_ahead=cell.look_ahead,
         oversize=cast(Oversize, cell.oversize),
+        engine_class=Engine if watch is None else watch.engine,
     )
     return result, dict(summarise(result, goodput=cell.goodput))
 

@@ -19,6 +19,7 @@ from chimsim.errors import ChimsimError
 from chimsim.grid import Cell, cells
 from chimsim.slo import Goal, parse_slo
 from chimsim.spec import spec_from
+from chimsim.variants import at_rate
 from tests.chimsim.small import run_chimsim, write_small
 
 GOAL = Goal((parse_slo("p99_latency:60s"),))
@@ -197,6 +198,6 @@ def test_searches_are_named_by_all_that_decides_them(cell: Cell) -> None:
     job = Job(cell, GOAL, 0.02, 100.0)
     changed = [
         replace(job, tolerance=0.1), replace(job, span_s=10.0), replace(job, max_gpus=4),
-        replace(job, goal=replace(GOAL, min_solved=0.1)), replace(job, cell=capacity.at_rate(cell, 2.0, 10.0)),
+        replace(job, goal=replace(GOAL, min_solved=0.1)), replace(job, cell=at_rate(cell, 2.0, 10.0)),
     ]  # fmt: skip
     assert len({key_of(each) for each in (job, *changed)}) == 6

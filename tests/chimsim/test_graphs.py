@@ -188,3 +188,19 @@ def test_prefixes_of_all_workflows_are_shared_by_branches_too() -> None:
     trace = Trace("test", tuple(workflow(f"w{i}", stages, arrival_s=200.0 * i) for i in range(2)))
     calls = simulate(trace, cluster(step_engine()), "fcfs", predictor=TrueLengths(trace)).requests
     assert calls["cached_tokens"].tolist() == [0, 48, 48, 48, 48, 48]
+
+
+class ByTurns(Stjf):
+    """The first branch of a graph goes to B, which has fewer stages."""
+
+    def dispatch(self, now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
+        return Dispatch("B" if request.stage == 1 else "A")
+
+
+def test_a_branch_may_be_on_its_way_when_another_changes_the_graph() -> None:
+    runs = {"A": Run(FAN, True), "B": Run((Stage("one", 50, 4), Stage("two", 90, 40, after=())), False)}
+    trace = Trace("test", (Workflow("w", "test", runs, 0.0),))
+    spec = cluster(step_engine(), engine("B", "B", slots=8, step=slow_profile(1.0, "B")))
+    result = simulate(trace, spec, ByTurns(), predictor=TrueLengths(trace))
+    assert str(result.workflows.loc[0, "status"]) == "completed"
+    assert result.requests["stage"].is_unique
