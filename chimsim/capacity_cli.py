@@ -52,6 +52,7 @@ from chimsim.sweeps import Interrupted
 from chimsim.workers import WorkerDied, run_jobs
 
 WIDTH = 80
+_OWN = ("slo", "min_solved", "rps", "span", "tolerance", "max_gpus")
 LEAST_SPAN_S = 300.0
 
 
@@ -118,9 +119,7 @@ def capacity_command(
     compare every policy with the first one seed by seed. A run whose backlog still grows at the last arrival does not
     count as within the SLO.
     """
-    options = given_options(locals())
-    for name in ("slo", "min_solved", "rps", "span", "tolerance", "max_gpus"):
-        options.pop(name, None)
+    options = {name: value for name, value in given_options(locals()).items() if name not in _OWN}
     goal = Goal(tuple(parse_slo(text) for text in slo or ()), min_solved)
     if not goal.slos:
         raise ChimsimError("--slo is missing: what must hold, say --slo p99_latency:60s")

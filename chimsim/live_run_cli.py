@@ -101,21 +101,9 @@ def live_command(
     In live.toml every [[engine]] has url = "http://host:port" (and, if they differ, served_model, api_key_env).
     Cells run one after the other; interrupted, the same command goes on where it stopped.
     """
+    given = {name: value for name, value in given_options(locals()).items() if name not in _OWN}
     from chimsim.live.experiment import WORKLOADS, Workload, live_cells, run_live
 
-    given = given_options(locals())
-    for name in (
-        "repeat",
-        "workload",
-        "max_tokens",
-        "inactivity",
-        "launch",
-        "WORKLOADS",
-        "Workload",
-        "live_cells",
-        "run_live",
-    ):
-        given.pop(name, None)
     if workload not in WORKLOADS:
         raise ChimsimError(
             f"--workload: {workload!r} is unknown; choose from {', '.join(WORKLOADS)}{near(workload, WORKLOADS)}"
@@ -163,13 +151,13 @@ def _load(total: int) -> Iterator[Watch | None]:
             done, all_ = replay.progress
             title = f"cell {len(seen['cells'])} of {total}: {cell.cell.title}, {done} of {all_} workflows"
             table = Table(title=title, title_justify="left", box=None)
-            for column in ("engine", "running", "waiting", "tokens", "tokens/s"):
+            for column in ("engine", "running", "waiting", "in-flight tokens", "tokens", "tokens/s"):
                 table.add_column(column, justify="left" if column == "engine" else "right")
             now = replay.now()
-            for name, running, waiting, tokens in replay.loads():
+            for name, running, waiting, in_flight, tokens in replay.loads():
                 elapsed_s = now - seen["at"]
                 rate = (tokens - seen["tokens"].get(name, 0)) / elapsed_s if elapsed_s > 0 else 0.0
-                table.add_row(name, str(running), str(waiting), f"{tokens:,}", f"{rate:,.0f}")
+                table.add_row(name, str(running), str(waiting), f"{in_flight:,}", f"{tokens:,}", f"{rate:,.0f}")
                 seen["tokens"][name] = tokens
             seen["at"] = now
             live.update(table)

@@ -1,6 +1,7 @@
 """A live run held against its simulation: how far off each policy is, and whether the policies are ranked alike.
 
 Every live cell names the simulated cell that it corresponds to: same arrivals, lengths, cluster, policy and profiles.
+Where answers had lengths of their own (texts), those that were recorded are simulated.
 Errors are simulated / live - 1. It runs simulations and compares; it prints and draws nothing.
 """
 
@@ -11,15 +12,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
 from chimsim.errors import ChimsimError
-from chimsim.grid import Cell, plan
-from chimsim.results import Results
+from chimsim.feeds import predictor_for, trace_named
+from chimsim.grid import Cell, make_policy, plan
+from chimsim.metrics import summarise
+from chimsim.records import RunResult
+from chimsim.replay import Queue
+from chimsim.results import Results, live_notes
+from chimsim.served import as_served
+from chimsim.simulation import simulate
 from chimsim.spec import spec_from
 from chimsim.sweeps import run_cell
 
@@ -115,18 +122,14 @@ def validate_live(folder: Path) -> list[Block]:
     live: dict[str, list[str]] = {}
     for name in results.cells:
         config = results.config(name)["live"]
-        if config["workload"] != "lengths":
-            raise ChimsimError(
-                f"{folder}: its answers had lengths of their own (--workload text); only runs of the trace's lengths "
-                "can be simulated"
-            )
         if config["simulated"] not in planned:
             raise ChimsimError(
                 f"{folder}: its trace, cluster file, profiles, policies or chimsim have changed since the live run, so "
                 "that the same run cannot be simulated; expected them as they were"
             )
         live.setdefault(config["simulated"], []).append(name)
-    entries = [_entry(planned[name], names, results) for name, names in live.items()]
+    hops_s = _hops_s(folder)
+    entries = [_entry(planned[name], names, results, hops_s) for name, names in live.items()]
     blocks: dict[tuple[Any, ...], list[Entry]] = {}
     for entry in entries:
         axes = entry.cell.axes
@@ -134,8 +137,15 @@ def validate_live(folder: Path) -> list[Block]:
     return [_block(key, found) for key, found in blocks.items()]
 
 
-def _entry(cell: Cell, names: Sequence[str], results: Results) -> Entry:
-    result, summary = run_cell(cell)
+def _entry(cell: Cell, names: Sequence[str], results: Results, hops_s: Mapping[str, float]) -> Entry:
+    hop_s = float(np.mean([hops_s.get(name, 0.0) for name in names]))
+    if results.config(names[0])["live"]["workload"] == "lengths":
+        result, summary = run_cell(cell, hop_s=hop_s)
+        simulated = [summary]
+    else:
+        # Answers had lengths of their own, in every repeat others.
+        made = [_as_served(cell, name, results, hop_s) for name in names]
+        result, simulated = made[0][0], [summary for _, summary in made]
     summaries = [results.cell_summary(name) for name in names]
     values = {metric: np.array([_number(found[metric]) for found in summaries]) for metric in METRICS}
     return Entry(
@@ -144,9 +154,32 @@ def _entry(cell: Cell, names: Sequence[str], results: Results) -> Entry:
         {metric: float(found.mean()) for metric, found in values.items()},
         {metric: float(found.min()) for metric, found in values.items()},
         {metric: float(found.max()) for metric, found in values.items()},
-        {metric: _number(summary[metric]) for metric in METRICS},
+        {metric: float(np.mean([_number(found[metric]) for found in simulated])) for metric in METRICS},
         (results.table(names[0], "workflows"), result.workflows),
     )
+
+
+def _hops_s(folder: Path) -> dict[str, float]:
+    """The round trip between client and engines that was measured before each cell; a run without knows of none."""
+    return {name: float(noted.get("round_trip_s", 0.0)) for name, noted in live_notes(folder).items()}
+
+
+def _as_served(cell: Cell, name: str, results: Results, hop_s: float) -> tuple[RunResult, dict[str, Any]]:
+    """The cell, with the lengths that the engines served; what was foretold of them stays."""
+    trace = as_served(trace_named(cell.trace), results.table(name, "requests"), results.table(name, "workflows"))
+    result = simulate(
+        trace,
+        cell.cluster,
+        make_policy(cell.policy, cell.knobs, cell.seed),
+        seed=cell.seed,
+        predictor=predictor_for(cell.feed, cell.trace, cell.cluster.models, cell.seed),
+        warmup=cell.warmup,
+        queue=cast(Queue, cell.queue),
+        look_ahead=cell.look_ahead,
+        oversize="clip",
+        hop_s=hop_s,
+    )
+    return result, dict(summarise(result, goodput=cell.goodput))
 
 
 def _number(value: Any) -> float:

@@ -289,6 +289,14 @@ def folder_lock(root: Path, what: str = "sweep", mark: str = MANIFEST) -> Iterat
         yield
 
 
+def live_notes(root: Path) -> dict[str, Any]:
+    """What a live run noted of each cell beside its results; nothing where nothing can be read."""
+    try:
+        return dict(json.loads((root / "live.json").read_bytes())["cells"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def write_summary(root: Path, entries: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Gather the cells' summaries, in the order of the grid, into summary.parquet and summary.csv."""
     rows = []

@@ -33,7 +33,7 @@ from chimsim.replay import (
     index_of,
     schedule,
 )
-from chimsim.ticks import HORIZON_S
+from chimsim.ticks import HORIZON_S, exact_not_before
 from policies import load_policy
 from policies.interface import Policy
 from traces import Trace, Workflow
@@ -57,6 +57,7 @@ def simulate(
     shuffle: bool = True,
     log_decisions: bool = False,
     engine_class: Callable[[EngineSpec], Engine] = Engine,
+    hop_s: float = 0.0,
 ) -> RunResult:
     """Replay ``workflows`` workflows of the trace (default: each once) until the last one is done.
 
@@ -65,7 +66,9 @@ def simulate(
     from ``seed`` unless the trace's own arrivals are used; more than it has are taken in further rounds. The first
     ``warmup`` are left out of the metrics. ``queue`` says where requests wait: in front of the engine, at most
     ``max_batch_size + look_ahead`` of them inside, or all in the engine. A call that can never fit is an ``error``,
-    is answered like vLLM's 400 (``reject``: its workflow fails), or has its output shortened (``clip``).
+    is answered like vLLM's 400 (``reject``: its workflow fails), or has its output shortened (``clip``). ``hop_s`` is
+    the round trip between dispatcher and engine: a slot that falls free is filled so much later, and however short that
+    is, the step that begins at that instant is missed.
 
     ``policy`` is a policy or a name for `policies.load_policy`, ``predictor`` by default the trace's recorded
     confidences (labels where there are none) with true lengths.
@@ -77,7 +80,7 @@ def simulate(
     if predictor is None:
         predictor = build_predictor(trace, router=default_router(trace))
     order, times = schedule(trace, rps, seed, arrivals, workflows, burstiness, shuffle)
-    driver = _Simulation(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class)
+    driver = _Simulation(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class, hop_s)
     with _without_collector():
         return driver.run(order, times, warmup)
 
@@ -99,11 +102,12 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Engine(State):
-    __slots__ = ("engine",)
+    __slots__ = ("engine", "wanted")
 
     def __init__(self, index: int, spec: EngineSpec, engine: Engine) -> None:
         super().__init__(index, spec)
         self.engine = engine
+        self.wanted = False  # something arrived that a stretch under way should be cut for
 
 
 class _Simulation(Replay):
@@ -117,10 +121,13 @@ class _Simulation(Replay):
         oversize: Oversize,
         log_decisions: bool,
         engine_class: Callable[[EngineSpec], Engine],
+        hop_s: float,
     ) -> None:
         self._engine_class = engine_class
         self._env = Environment()
         self._due: list[_Engine] = []
+        self._hop_s = exact_not_before(hop_s)
+        self._on_way: dict[int, object] = {}
         super().__init__(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions)
 
     def run(self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int) -> RunResult:
@@ -186,13 +193,27 @@ class _Simulation(Replay):
         if self._in_engine:
             request.priority = (float(engine_priority(state.spec, start)),)
         request.check_at = request.produced + start.check_after_tokens if start.check_after_tokens else 0
-        return state.engine.submit(request)
+        if not self._hop_s:
+            return state.engine.submit(request)
+        sent = self._on_way[request.request_id] = object()
+        self._at(self._env.now + self._hop_s, self._on_hop, (state, request, sent))
+        return False
+
+    def _on_hop(self, event: Event) -> None:
+        state, request, sent = event.value
+        if self._on_way.get(request.request_id) is sent:
+            del self._on_way[request.request_id]
+            state.wanted = state.engine.submit(request) or state.wanted
+            self._touch(state)
 
     def _withdraw(self, now: float, call: Call) -> int:
+        if self._on_way.pop(call.request_id, None) is not None:
+            return cast(EngineRequest, call.request).produced
         return cast(_Engine, call.state).engine.remove(call.request, now)
 
     def _at_boundary(self, now: float, state: _Engine, wanted: bool) -> bool:
         engine = state.engine
+        wanted, state.wanted = wanted or state.wanted, False
         if not engine.busy:
             return True
         if not wanted:

@@ -179,8 +179,8 @@ def _do(job: tuple[Path, Cell]) -> _Outcome:
     return _Outcome()
 
 
-def run_cell(cell: Cell, watch: Watch | None = None) -> tuple[RunResult, dict[str, Any]]:
-    """Simulate one cell, watched if asked for; its records and its summary."""
+def run_cell(cell: Cell, watch: Watch | None = None, hop_s: float = 0.0) -> tuple[RunResult, dict[str, Any]]:
+    """Simulate one cell, watched if asked for; its records and its summary. ``hop_s`` is as in `simulate`."""
     trace = trace_named(cell.trace)
     if trace.digest != cell.trace_digest:
         raise ChimsimError(f"trace {cell.trace} changed while the sweep was running")
@@ -201,6 +201,7 @@ def run_cell(cell: Cell, watch: Watch | None = None) -> tuple[RunResult, dict[st
         look_ahead=cell.look_ahead,
         oversize=cast(Oversize, cell.oversize),
         engine_class=Engine if watch is None else watch.engine,
+        hop_s=hop_s,
     )
     return result, dict(summarise(result, goodput=cell.goodput))
 

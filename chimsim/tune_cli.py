@@ -42,6 +42,7 @@ from chimsim.tune import SLOTS, Gain, Objective, Runs, Setting, changed, gain, m
 from chimsim.workers import WorkerDied
 
 WIDTH = 80
+_OWN = ("objective", "min_solved", "baselines", "search_in", "trials", "search_seeds", "judge_seeds")
 OBJECTIVES = {
     "mean_latency": "mean_workflow_latency_s",
     "p50_latency": "p50_workflow_latency_s",
@@ -93,9 +94,7 @@ def tune_command(
     is the mean over the judging seeds, paired seed by seed, with its 95 % interval; one that could be noise is said to
     be none. Needs the extra tune.
     """
-    options = given_options(locals())
-    for name in ("objective", "min_solved", "baselines", "search_in", "trials", "search_seeds", "judge_seeds"):
-        options.pop(name, None)
+    options = {name: value for name, value in given_options(locals()).items() if name not in _OWN}
     if find_spec("optuna") is None:
         raise ChimsimError('tune needs optuna; install it: pip install "chimsim[tune]"')
     if objective not in OBJECTIVES:

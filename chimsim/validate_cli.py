@@ -177,8 +177,9 @@ def live_text(blocks: Sequence[Block], judged: Verdict) -> str:
             words.append(
                 _wrapped(
                     f"Ranking by mean latency: Kendall tau {block.kendall:.2f}; {block.agreeing} of "
-                    f"{block.pairs - block.undecided} decided pairs ordered alike, {block.undecided} undecided. The "
-                    f"simulator would deploy {block.pick}; the best live was {block.best}; that choice costs "
+                    f"{block.pairs - block.undecided} decided pairs ordered alike, {block.undecided} undecided. "
+                    + ("The live runs cannot tell the policies apart. " if block.pairs == block.undecided else "")
+                    + f"The simulator would deploy {block.pick}; the best live was {block.best}; that choice costs "
                     f"{block.regret_percent:.1f} %."
                 )
             )

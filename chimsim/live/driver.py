@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -135,6 +135,16 @@ class Lag:
     arrivals: int = 0
 
 
+class Load(NamedTuple):
+    """Of an engine: requests inside and waiting for it, output tokens that they still need, and those so far."""
+
+    engine: str
+    running: int
+    waiting: int
+    in_flight_tokens: int
+    served_tokens: int
+
+
 class LiveReplay(Replay):
     """See the module. ``prompts`` makes what is sent; ``on_sample`` hears of every sample of the load (for a table).
 
@@ -200,9 +210,15 @@ class LiveReplay(Replay):
         """Workflows that are over, and how many there are."""
         return len(self._workflows), len(self._order)
 
-    def loads(self) -> list[tuple[str, int, int, int]]:
-        """Of each engine its name, requests inside and waiting for it, and output tokens so far."""
-        return [(s.name, s.running, self._dispatcher.waiting(s.name), s.served_tokens) for s in self._states]
+    def loads(self) -> list[Load]:
+        """How busy each engine is."""
+        left = dict.fromkeys(self._by_name, 0)
+        for call in self._calls.values():
+            left[call.state.name] += call.request.output_tokens - call.request.produced
+        return [
+            Load(s.name, s.running, self._dispatcher.waiting(s.name), left[s.name], s.served_tokens)
+            for s in self._states
+        ]
 
     def now(self) -> float:
         return self._loop.time() - self._origin
@@ -288,7 +304,9 @@ class LiveReplay(Replay):
             if not ill:
                 raise
             if now - since > DOWN_S:
-                raise ChimsimError(f"engine {', '.join(ill)} did not come back for {DOWN_S:g} s: {error}") from error
+                # What it failed with tells more than that nobody is left.
+                why = self.failures[-1] if self.failures else str(error)
+                raise ChimsimError(f"engine {', '.join(ill)} did not come back for {DOWN_S:g} s; {why}") from error
             self._at(now + PROBE_S, self._on_ready, call)
         else:
             self._waiting_since.pop(call.request_id, None)

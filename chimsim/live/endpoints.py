@@ -11,6 +11,7 @@ import shlex
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from chimsim.config import Address, Cluster, EngineSpec
 from chimsim.errors import ChimsimError
@@ -30,10 +31,14 @@ async def endpoints(
     cluster: Cluster,
     *,
     launch: bool = False,
+    logs: Path | None = None,
     inactivity_s: float = 120.0,
     say: Callable[[str], None] = lambda text: None,
 ) -> AsyncIterator[dict[str, Endpoint]]:
-    """All engines of the cluster by name, answering. Raises `ChimsimError` or `EngineError` for one that does not."""
+    """All engines of the cluster by name, answering. Raises `ChimsimError` or `EngineError` for one that does not.
+
+    What started engines print goes to files in ``logs``.
+    """
     for spec in cluster.engines:
         if spec.address is None:
             raise ChimsimError(
@@ -49,7 +54,7 @@ async def endpoints(
                     raise ChimsimError(
                         f"cluster {cluster.name}: engine {spec.name} has no launch = ... to start it with"
                     )
-                started[spec.name] = await stack.enter_async_context(_process(spec, spec.address))
+                started[spec.name] = await stack.enter_async_context(_process(spec, spec.address, logs))
         for spec in cluster.engines:
             assert spec.address is not None
             key = os.environ.get(spec.address.api_key_env) if spec.address.api_key_env else None
@@ -100,21 +105,26 @@ async def _until_well(spec: EngineSpec, client: Client, process: asyncio.subproc
     until = loop.time() + START_S
     while not await client.healthy():
         if process.returncode is not None:
-            raise ChimsimError(f"engine {spec.name}: its launch command ended with code {process.returncode}")
+            raise ChimsimError(
+                f"engine {spec.name}: its launch command ended with code {process.returncode}; the results folder has "
+                "what it printed"
+            )
         if loop.time() > until:
             raise ChimsimError(f"engine {spec.name}: did not answer {client.url}/health within {START_S:g} s")
         await asyncio.sleep(0.5)
 
 
 @asynccontextmanager
-async def _process(spec: EngineSpec, address: Address) -> AsyncIterator[asyncio.subprocess.Process]:
+async def _process(spec: EngineSpec, address: Address, logs: Path | None) -> AsyncIterator[asyncio.subprocess.Process]:
     """The engine's process, in a group of its own, so that what it starts ends with it."""
     port = address.url.rsplit(":", 1)[-1].rstrip("/")
     words = shlex.split(address.launch.format(port=port, model=spec.model, served_model=address.served_model))
+    log = None if logs is None else logs / f"engine-{spec.name.replace('/', '-')}.log"
     try:
-        process = await asyncio.create_subprocess_exec(
-            *words, stdout=asyncio.subprocess.DEVNULL, start_new_session=True
-        )
+        with open(log or os.devnull, "ab") as printed:
+            process = await asyncio.create_subprocess_exec(
+                *words, stdout=printed, stderr=printed, start_new_session=True
+            )
     except OSError as error:
         raise ChimsimError(f"engine {spec.name}: cannot start {words[0]!r}: {error.strerror or error}") from None
     try:

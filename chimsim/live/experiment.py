@@ -30,6 +30,7 @@ from chimsim.results import (
     digest,
     folder_lock,
     json_bytes,
+    live_notes,
     open_folder,
     read_manifest,
     write_cell,
@@ -105,12 +106,17 @@ def run_live(
     with folder_lock(out):
         open_folder(out, manifest)
         missing = [cell for cell in cells if not cell_is_whole(out, cell.name)]
-        notes: dict[str, Any] = {}
+        notes = live_notes(out)
+
+        def keep(name: str, noted: Mapping[str, Any]) -> None:
+            """What a result cannot hold: kept cell by cell, for a run may be interrupted."""
+            notes[name] = noted
+            run = {"command": list(command), "started_at": started, "wall_s": time.time() - started, "cells": notes}
+            write_file(out / "live.json", json_bytes(run))
+
         if missing:
-            notes = asyncio.run(_run_all(missing, out, launch, inactivity_s, say, watch))
+            asyncio.run(_run_all(missing, out, launch, inactivity_s, say, watch, keep))
         write_summary(out, read_manifest(out)["cells"])
-        run = {"command": list(command), "started_at": started, "wall_s": time.time() - started, "cells": notes}
-        write_file(out / "live.json", json_bytes(run))
     return Results(out)
 
 
@@ -121,10 +127,10 @@ async def _run_all(
     inactivity_s: float,
     say: Callable[[str], None],
     watch: Watch | None,
-) -> dict[str, Any]:
+    keep: Callable[[str, Mapping[str, Any]], None],
+) -> None:
     cluster = missing[0].cell.cluster
-    notes: dict[str, Any] = {}
-    async with endpoints(cluster, launch=launch, inactivity_s=inactivity_s, say=say) as found:
+    async with endpoints(cluster, launch=launch, logs=out, inactivity_s=inactivity_s, say=say) as found:
         for name, endpoint in found.items():
             if not endpoint.token_ids:
                 say(f"engine {name} takes no token ids: lengths are approximate, and nobody yields there")
@@ -134,18 +140,21 @@ async def _run_all(
             for endpoint in found.values():
                 await endpoint.look()
                 endpoint.first = endpoint.metrics
+            round_trips_s = [await endpoint.round_trip_s() for endpoint in found.values()]
             result, driver = await run_cell_live(live, found, watch)
             summary = dict(summarise(result, goodput=live.cell.goodput))
             if not any(endpoint.told_cached for endpoint in found.values()):
                 summary["prefix_hit_rate"] = None
             write_cell(out, live.name, live.config, result, summary)
             mean_late_s = driver.lag.total_s / max(driver.lag.arrivals, 1)
-            notes[live.name] = {
+            noted = {
                 "versions": {name: endpoint.version for name, endpoint in found.items()},
+                "round_trip_s": sum(round_trips_s) / len(round_trips_s),
                 "client_lag_mean_s": mean_late_s,
                 "client_lag_worst_s": driver.lag.worst_s,
                 "failures": driver.failures,
             }
+            keep(live.name, noted)
             if mean_late_s > LATE_S:
                 say(
                     f"warning: the client was {1e3 * mean_late_s:.0f} ms late on average ({live.cell.title}): it is "
@@ -153,7 +162,6 @@ async def _run_all(
                 )
             if driver.failures:
                 say(f"{len(driver.failures)} tries failed (sent again, or given up); the first: {driver.failures[0]}")
-    return notes
 
 
 async def run_cell_live(

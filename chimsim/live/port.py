@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import nan
+from statistics import median
 
 from chimsim.live.client import Chunk, Client, Completion, EngineError
 from chimsim.live.driver import Events, LiveRequest
 from chimsim.live.metrics import EngineMetrics, look
 
+ROUND_TRIPS = 20
 BUSY = (408, 425, 429, 503)
 """Statuses of a server that is well but wants to be asked later."""
 
@@ -36,6 +38,16 @@ class Endpoint:
     """the metrics when the run began"""
     told_cached: bool = field(default=False)
     """whether it said how much of a prompt was in its prefix cache"""
+
+    async def round_trip_s(self) -> float:
+        """How long the server takes for next to nothing: the median of some requests for its health."""
+        clock = asyncio.get_running_loop().time
+        taken = []
+        for _ in range(ROUND_TRIPS):
+            began = clock()
+            await self.client.healthy()
+            taken.append(clock() - began)
+        return median(taken)
 
     async def look(self) -> None:
         """Read the metrics anew; a server without keeps none, one that does not answer its last ones."""

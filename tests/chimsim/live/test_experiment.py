@@ -11,6 +11,7 @@ from chimsim.errors import ChimsimError
 from chimsim.grid import plan
 from chimsim.live.experiment import live_cells, run_live
 from chimsim.live_validation import Limits, to_dict, validate_live, verdict
+from chimsim.served import as_served
 from chimsim.spec import spec_from
 from tests.chimsim.live.served import engines_served
 from traces import load_trace, write_trace
@@ -76,3 +77,35 @@ def test_nobody_listening_is_one_clear_error(tmp_path: Path, trace: str) -> None
     cells, manifest = plan(spec_from({"trace": trace, "cluster": str(lonely), "policy": "fcfs", "rps": "2"}))
     with pytest.raises(ChimsimError, match=r"http://127.0.0.1:9/v1/models: no connection"):
         run_live(live_cells(cells, 1, "lengths", None), manifest, tmp_path / "out")
+
+
+def test_texts_are_validated_with_the_lengths_that_were_served(tmp_path: Path, trace: str) -> None:
+    out = tmp_path / "live"
+    with engines_served(tmp_path, ["qwen1.5b", "qwen7b"]) as cluster:
+        spec = spec_from({"trace": trace, "cluster": str(cluster), "policy": "fcfs,stjf", "rps": "20"})
+        cells, manifest = plan(spec)
+        results = run_live(live_cells(cells, 1, "text", 16), manifest, out)
+    (block,) = validate_live(out)
+    by_id = {workflow.workflow_id: workflow for workflow in load_trace(trace).workflows}
+    told = False
+    for name, entry in zip(results.cells, block.entries, strict=True):
+        requests, workflows = results.table(name, "requests"), results.table(name, "workflows")
+        assert requests["output_tokens"].max() <= 16
+        served = as_served(load_trace(trace), requests, workflows)
+        lengths = {
+            (int(row), int(stage)): (int(prompt), int(output))
+            for row, stage, prompt, output in zip(
+                *(requests[c] for c in ("workflow", "stage", "prompt_tokens", "output_tokens")), strict=True
+            )
+        }
+        for row, (workflow, model) in enumerate(zip(served.workflows, workflows["model"].astype(str), strict=True)):
+            original = by_id[workflow.workflow_id].runs[model].stages
+            for index, stage in enumerate(workflow.runs[model].stages):
+                assert (stage.prompt_tokens, stage.output_tokens) == lengths[row, index]
+                told = told or stage.output_tokens != original[index].output_tokens
+            others = [other for other in workflow.runs if other != model]
+            assert all(workflow.runs[other] == by_id[workflow.workflow_id].runs[other] for other in others)
+        # fcfs and stjf place by turns, live and simulated alike: the very same lengths were simulated.
+        simulated = entry.workflows[1]
+        assert simulated["output_tokens"].sum() == requests["output_tokens"].sum()
+    assert told, "the answers had lengths of their own"
