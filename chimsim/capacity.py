@@ -15,7 +15,7 @@ from typing import Any
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell
 from chimsim.results import digest
-from chimsim.slo import Goal
+from chimsim.slo import MIN_SOLVED, Goal
 from chimsim.sweeps import run_cell
 from chimsim.variants import at_rate, with_engines
 
@@ -110,7 +110,11 @@ class _Tried:
 
 
 def _largest_rate(job: Job) -> Found:
-    """Double or halve until one rate is good and its double is not, then bisect on a logarithmic scale."""
+    """The largest rate that is good, found from above: where load alone would allow more, what is solved may not.
+
+    Doubled or halved until one rate is not overloaded and its double is; from there halved until it is good; then
+    bisected on a logarithmic scale.
+    """
     tried = _Tried(job.goal)
 
     def at(rps: float) -> Cell:
@@ -119,17 +123,24 @@ def _largest_rate(job: Job) -> Found:
     def good(rps: float) -> bool:
         return tried.good(at(rps))
 
-    low = high = START_RPS
-    if good(low):
-        while good(high := 2.0 * low):
-            low = high
+    def overloaded(rps: float) -> bool:
+        good(rps)
+        return bool(set(tried.misses[at(rps).name]) - {MIN_SOLVED})
+
+    low = START_RPS
+    if overloaded(low):
+        while overloaded(low) and low > LEAST_RPS:
+            low *= 0.5
+    else:
+        while not overloaded(2.0 * low):
+            low *= 2.0
             if low >= MOST_RPS:
                 raise ChimsimError(f"the SLO holds at {low:g} workflows a second: it says nothing of the load")
-    else:
-        while not good(low := 0.5 * high):
-            high = low
-            if high <= LEAST_RPS:
-                return tried.found(None, at(high), at(high))
+    while not good(low) and low > LEAST_RPS:
+        low *= 0.5
+    if not good(low):
+        return tried.found(None, at(low), at(low))
+    high = 2.0 * low
     while high > low * (1.0 + job.tolerance):
         middle = float(f"{(low * high) ** 0.5:.4g}")
         if not low < middle < high:
@@ -138,6 +149,7 @@ def _largest_rate(job: Job) -> Found:
             low = middle
         else:
             high = middle
+    good(high)
     return tried.found(low, at(low), at(high))
 
 

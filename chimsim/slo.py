@@ -18,6 +18,8 @@ _METRICS = {
     "e2el": ("e2el_ms", 1000.0),
 }
 """Names for people: the key of a summary, and its units in a second."""
+MIN_SOLVED = "min-solved"
+"""What a run misses that solves too little, whatever its load."""
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _KNOWN = [f"{statistic}_{metric}" for metric in _METRICS for statistic in _STATISTICS]
 
@@ -51,7 +53,7 @@ class Goal:
             if solved is None:
                 raise ChimsimError("--min-solved: the trace has no labels (solved is null), so that nothing is solved")
             if solved < self.min_solved:
-                found.append("min-solved")
+                found.append(MIN_SOLVED)
         if summary["rejected_workflows"]:
             found.append("rejected")
         # What is kept only because the trace ends before the backlog is too long would not be kept for good.

@@ -60,6 +60,25 @@ def test_the_largest_rate_is_bracketed(cell: Cell, monkeypatch: pytest.MonkeyPat
         assert each.workflows == max(300, -(-(each.rps or 0) * 100 // 1))
 
 
+def test_too_little_solved_at_a_low_rate_is_no_end(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle engines may solve less than busy ones: the largest good rate is looked for from above."""
+    ran: list[Cell] = []
+
+    def run(cell: Cell) -> tuple[None, Summary]:
+        ran.append(cell)
+        rate = cell.rps or 0.0
+        return None, {
+            "solved_rate": 0.4 if 2.5 <= rate <= 5.0 else 0.2, "mean_workflow_latency_s": 1.0,
+            "p99_workflow_latency_s": 10.0 if rate <= 11.0 else 90.0, "utilisation": 0.5, "not_steady": False,
+            "rejected_workflows": 0,
+        }  # fmt: skip
+
+    monkeypatch.setattr(capacity, "run_cell", run)
+    found = search(Job(cell, replace(GOAL, min_solved=0.3), 0.02, 100.0))
+    assert found.value == pytest.approx(5.0, rel=0.021)
+    assert found.misses == ("min-solved",)
+
+
 def test_a_goal_out_of_reach_and_one_that_says_nothing(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, lambda c: 90.0)
     assert search(Job(cell, GOAL, 0.02, 100.0)).value is None
