@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
+from math import exp, log
 from typing import Any
 
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell
+from chimsim.metrics import mean_and_interval
 from chimsim.results import digest
 from chimsim.slo import MIN_SOLVED, Goal
 from chimsim.sweeps import run_cell
@@ -215,3 +217,12 @@ def _splits(budget: int, costs: Sequence[int]) -> Iterator[Counts]:
     """Counts of at least 1 a model that leave no room for another engine within ``budget``, even ones first."""
     splits = [split for spare in range(min(costs)) for split in _all_splits(budget - spare, tuple(costs))]
     yield from sorted(splits, key=lambda counts: (sum(abs(a - b) for a, b in combinations(counts, 2)), counts))
+
+
+def interval(values: Sequence[float], gpus: bool) -> tuple[float, float, float]:
+    """Mean and 95 % interval of the answers over the seeds; of rates by their logarithms, which keeps them above 0."""
+    if gpus:
+        mean, half = mean_and_interval(values)
+        return mean, mean - half, mean + half
+    middle, half = mean_and_interval(log(value) for value in values)
+    return exp(middle), exp(middle - half), exp(middle + half)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
-from chimsim.capacity import Found, Job, key_of, search
+from chimsim.capacity import Found, Job, interval, key_of, search
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell, plan
 from chimsim.metrics import mean_and_interval
@@ -52,6 +52,7 @@ from chimsim.sweeps import Interrupted
 from chimsim.workers import WorkerDied, run_jobs
 
 WIDTH = 80
+RESULT = "capacity.json"
 _OWN = ("slo", "min_solved", "rps", "span", "tolerance", "max_gpus")
 LEAST_SPAN_S = 300.0
 
@@ -117,7 +118,7 @@ def capacity_command(
 
     Every seed is searched by itself; tables give the mean over the seeds and the half width of its 95 % interval, and
     compare every policy with the first one seed by seed. A run whose backlog still grows at the last arrival does not
-    count as within the SLO.
+    count as within the SLO. The exit code is 1 where no policy has an answer.
     """
     options = {name: value for name, value in given_options(locals()).items() if name not in _OWN}
     goal = Goal(tuple(parse_slo(text) for text in slo or ()), min_solved)
@@ -129,6 +130,8 @@ def capacity_command(
     cells, _ = plan(resolved)
     span_s = span if span is not None else max(LEAST_SPAN_S, 5.0 * max(each.limit_s for each in goal.slos))
     jobs = [Job(cell, goal, tolerance, span_s, max_gpus if rps else 0) for cell in cells]
+    asked = digest({"searches": sorted(key_of(job) for job in jobs)})
+    _check_result(out, asked)
     found = _run(jobs, resolved.workers, out)
     rows = _rows(jobs, found)
     result = _result(rows, goal, bool(rps))
@@ -136,14 +139,28 @@ def capacity_command(
     if out is not None:
         from chimsim.capacity_plot import draw_capacity
 
-        write_file(out / "capacity.json", ordered_json_bytes(result))
-        files = [out / "capacity.json", *draw_capacity(rows, bool(rps), out)]
+        write_file(out / RESULT, ordered_json_bytes({"asked": asked, **result}))
+        files = [out / RESULT, *draw_capacity(rows, bool(rps), out)]
     if as_json:
         typer.echo(ordered_json_bytes(result).decode(), nl=False)
+    else:
+        typer.echo(_text(rows, goal, resolved, bool(rps)))
+        if files:
+            typer.echo("\nwritten: " + ", ".join(str(path) for path in files))
+    if all(row.values is None for row in rows):
+        raise typer.Exit(1)
+
+
+def _check_result(out: Path | None, asked: str) -> None:
+    """Refuse a folder in which the answer to something else stands."""
+    if out is None or not (out / RESULT).is_file():
         return
-    typer.echo(_text(rows, goal, resolved, bool(rps)))
-    if files:
-        typer.echo("\nwritten: " + ", ".join(str(path) for path in files))
+    try:
+        there = json.loads((out / RESULT).read_bytes())["asked"]
+    except (ValueError, KeyError, TypeError):
+        there = None
+    if there != asked:
+        raise ChimsimError(f"{out} holds another capacity search; give another --out, or repeat that one's options")
 
 
 def _run(jobs: Sequence[Job], workers: int, out: Path | None) -> list[Found]:
@@ -228,10 +245,10 @@ def _short(value: object) -> str:
 def against(row: Row, first: Row, gpus: bool) -> tuple[float, float, float] | None:
     """How a row's answers compare with the first's, paired by seed: mean and 95 % interval.
 
-    Of GPUs the difference, of rates the ratio (by its logarithm); None where a seed has no answer.
+    Of GPUs the difference, of rates the ratio (by its logarithm); None where a seed has no answer, or there is one.
     """
     mine, theirs = row.values, first.values
-    if mine is None or theirs is None:
+    if mine is None or theirs is None or len(mine) < 2:
         return None
     if gpus:
         mean, half = mean_and_interval(a - b for a, b in zip(mine, theirs, strict=True))
@@ -254,7 +271,7 @@ def _result(rows: Sequence[Row], goal: Goal, gpus: bool) -> dict[str, Any]:
             compared = against(row, group[0], gpus)
             made.append(
                 {
-                    "axes": {name: value for name, value in row.cell.axes.items() if name != "seed"},
+                    "axes": {n: v for n, v in row.cell.axes.items() if n != "seed" and (gpus or n != "rps")},
                     "what": "gpus" if gpus else "rps",
                     "by_seed": [each.to_dict() for each in row.found],
                     "against_first": compared and dict(zip(("mean", "low", "high"), compared, strict=True)),
@@ -269,8 +286,10 @@ def _text(rows: Sequence[Row], goal: Goal, spec: Spec, gpus: bool) -> str:
     asked += f", at least {100 * goal.min_solved:g} % solved" if goal.min_solved is not None else ""
     blocks = [textwrap.fill(f"{head} within {asked}; {len(spec.seeds)} seeds", WIDTH)]
     for name, group in _groups(rows).items():
-        table = [["", "GPUs" if gpus else "rate", "", "of first" if not gpus else "to first", "95 %", "solved %",
-                  "engines" if gpus else "limited by"]]  # fmt: skip
+        head_row = ["", "GPUs", "95 %", "to first", "95 %", "solved %", "engines"]
+        if not gpus:
+            head_row = ["", "rate", "95 %", "of first", "95 %", "solved %", "limited by"]
+        table = [head_row]
         table += [_line(row, group[0], gpus) for row in group]
         blocks.append("\n".join([name, *aligned(table)]))
         blocks += [textwrap.fill(line, WIDTH) for line in _sentences(group, gpus)]
@@ -286,11 +305,16 @@ def _line(row: Row, first: Row, gpus: bool) -> list[str]:
         reached = sum(each.value is not None for each in row.found)
         seeds = f"in {reached} of {len(row.found)}" if reached else "none"
         return [row.title, seeds, "", "", "", number(solved, 1), last]
-    mean, half = mean_and_interval(values)
+    mean, spread = _mean(values, gpus)
     compared = None if row is first else against(row, first, gpus)
     shown = ["", ""] if compared is None else [number(compared[0]), f"{number(compared[1])}..{number(compared[2])}"]
-    spread = f"±{number(half)}" if len(values) > 1 else ""
     return [row.title, number(mean), spread, *shown, number(solved, 1), last]
+
+
+def _mean(values: Sequence[float], gpus: bool) -> tuple[float, str]:
+    """The mean over the seeds, and its 95 % interval in words."""
+    mean, low, high = interval(values, gpus)
+    return mean, f"{number(low)}..{number(high)}" if len(values) > 1 else ""
 
 
 def _limits(row: Row) -> str:
@@ -305,7 +329,7 @@ def _limits(row: Row) -> str:
 def _counts(row: Row) -> str:
     """The split over the models that most seeds take."""
     splits = ["+".join(str(count) for count in each.counts.values()) for each in row.found if each.value is not None]
-    return max(sorted(set(splits)), key=splits.count) if splits else _limits(row)
+    return max(sorted(set(splits)), key=splits.count) if splits else f"({_limits(row)})"
 
 
 def _sentences(group: Sequence[Row], gpus: bool) -> list[str]:
@@ -315,6 +339,8 @@ def _sentences(group: Sequence[Row], gpus: bool) -> list[str]:
     if not known:
         return []
     row, (mean, low, high) = (min if gpus else max)(known, key=lambda pair: pair[1][0])
+    if low == high == (0.0 if gpus else 1.0):
+        return [f"No policy differs from {first.title}."]
     if gpus:
         fewer = -mean
         if low <= 0.0 <= high:

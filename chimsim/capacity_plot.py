@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from chimsim.metrics import mean_and_interval
+from chimsim.capacity import interval
 from chimsim.plots import paper_style, policy_colour, write_figure
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def _figure(rows: Sequence[Row], gpus: bool) -> Figure:
             if values is None:
                 ax.text(0.0, place, " not in every seed", va="center", fontsize=7)
                 continue
-            mean, half = mean_and_interval(values)
+            mean, low, high = interval(values, gpus)
             colour = policy_colour(str(row.cell.axes["policy"]))
-            ax.barh(place, mean, 0.7, xerr=half, color=colour, alpha=0.85, error_kw={"lw": 0.8})
+            spread = [[mean - low], [high - mean]]
+            ax.barh(place, mean, 0.7, xerr=spread, color=colour, alpha=0.85, error_kw={"lw": 0.8})
         ax.set_yticks(range(len(mine)), [row.title for row in mine])
         ax.invert_yaxis()
         ax.set_title(group)

@@ -119,7 +119,7 @@ async def _serve(
         # What is loaded by now stays: a full collection that walks all of it would hold up every stream.
         gc.collect()
         gc.freeze()
-        await Server(app, host, port, drain_s, lambda url: typer.echo(f"serving {policy} on {url}")).serve()
+        await Server(app, host, port, drain_s, lambda url: typer.echo(f"serving {policy} on {url}")).run_here()
 
 
 def _knobs(given: list[str]) -> dict[str, object]:

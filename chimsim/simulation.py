@@ -200,7 +200,7 @@ class _Simulation(Replay):
         return False
 
     def _on_hop(self, event: Event) -> None:
-        state, request, sent = event.value
+        state, request, sent = cast(tuple[_Engine, EngineRequest, object], event.value)
         if self._on_way.get(request.request_id) is sent:
             del self._on_way[request.request_id]
             state.wanted = state.engine.submit(request) or state.wanted

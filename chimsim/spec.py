@@ -355,6 +355,8 @@ def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Cal
                 name, sign, right = str(item).replace(":", "=").partition("=")
                 if not sign:
                     raise ChimsimError(f"{where}: {item!r} is not of the form name=value")
+                if name.strip() in pairs:
+                    raise ChimsimError(f"{where}: {name.strip()!r} stands there twice")
                 pairs[name.strip()] = right.strip()
         for name in pairs:
             if known and name not in known:
@@ -365,7 +367,9 @@ def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Cal
 
 
 def _milliseconds(value: Any, where: str) -> Any:
-    """A limit in ms: a number, or text with the unit ms or s."""
+    """A limit in ms: a number, or text with the unit ms or s; of a workflow's latency always with its unit."""
+    if where.endswith(": latency") and not str(value).endswith("s"):
+        raise ChimsimError(f"{where} is {value!r}; expected a time with its unit, such as 60s")
     if isinstance(value, str) and value.endswith("s"):
         seconds = not value.endswith("ms")
         limit = _real(above=0)(value.removesuffix("s").removesuffix("m").strip(), where)

@@ -7,6 +7,7 @@ reports.
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
@@ -110,6 +111,7 @@ def import_(
     Example: chimsim trace import calls.csv --format azure --model Qwen2.5-7B -o azure.jsonl.gz
     """
     trace_suffix(out)
+    _not_itself(source, out)
     models = [name.strip() for name in model.split(",")] if model is not None else []
     imported = import_trace(source, format, models, limit, time_unit, block_tokens)
     trace = imported.trace
@@ -146,6 +148,7 @@ def export(
     """
     if not out.name.lower().endswith((".jsonl", ".jsonl.gz")):
         raise TraceError(f"{out}: expected a file ending in .jsonl or .jsonl.gz, found {out.name!r}")
+    _not_itself(Path(trace), out)
     loaded = load_trace(trace)
     if model is None and len(loaded.models) != 1:
         raise TraceError(f"trace {loaded.name} has runs of {', '.join(loaded.models)}: choose one with --model")
@@ -155,7 +158,7 @@ def export(
     written = export_trace(loaded, out, format, model or loaded.models[0], block_tokens, arrivals_s)
     typer.echo(f"{out}: {len(loaded.workflows)} workflows, {written.rows} calls, blocks of {block_tokens} tokens")
     for note in written.notes:
-        typer.echo(f"note: {note}", err=True)
+        typer.echo(textwrap.fill(f"note: {note}", 80, subsequent_indent="  "), err=True)
 
 
 @trace_app.command(name="generate")
@@ -198,11 +201,18 @@ def scale(
     Example: chimsim trace scale apps --lengths 0.1 --max-output 128 --workflows 300 -o small.jsonl.gz
     """
     trace_suffix(out)
+    _not_itself(Path(trace), out)
     loaded = load_trace(trace)
     kept = loaded.workflows if workflows is None else loaded.workflows[: max(workflows, 1)]
     made = scaled(replace(loaded, workflows=kept), lengths, max_output)
     write_trace(made, out)
     typer.echo(f"{out}: {len(made.workflows)} workflows, lengths x {lengths:g}, models {', '.join(made.models)}")
+
+
+def _not_itself(source: Path, out: Path) -> None:
+    """What is made of a file must not take its place."""
+    if source.exists() and out.exists() and source.samefile(out):
+        raise TraceError(f"{out}: is the file that is read; give another --out")
 
 
 def _poisson(n: int, rps: float, seed: int) -> list[float]:

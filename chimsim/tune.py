@@ -163,6 +163,8 @@ def ranges_for(policy: str, given: Sequence[str]) -> list[Range]:
             raise ChimsimError(f"--search: policy {policy} has no knob {name!r}{near(name, [*known, SLOTS])}")
         if not 0 <= numbers[0] < numbers[1] < inf or (scale and not numbers[0]):
             raise ChimsimError(f"--search: {text!r}; expected 0 <= low < high, and low above 0 with :log")
+        if name == SLOTS and numbers[0] < 1:
+            raise ChimsimError(f"--search: {text!r}; an engine has at least 1 slot")
         whole = name == SLOTS or known[name].type is int
         if whole and not all(isinstance(value, int) for value in values):
             raise ChimsimError(f"--search: {text!r}; {name} takes whole numbers")

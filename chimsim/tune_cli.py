@@ -208,12 +208,19 @@ def _text(
     ]
     if not settings[0].solves(goal):
         lines.append(f"No setting that solves {100 * (goal.min_solved or 0):g} % was found.")
+    if gains:
+        lines.append("A gain is how much lower the tuned setting's objective is, in per cent.")
     for each in gains:
         span = f"{each.percent:+.1f} %, 95 % {each.low:+.1f} to {each.high:+.1f}"
         if each.certain:
-            lines.append(textwrap.fill(f"{objective} is lower than that of {each.over}: {span}.", WIDTH))
+            lines.append(textwrap.fill(f"Gain over {each.over}: {span}.", WIDTH))
         else:
             lines.append(textwrap.fill(f"No certain gain over {each.over}: {span}.", WIDTH))
+    if not settings[0].solves(goal):
+        return "\n".join(lines)
+    own = next((each for each in gains if each.over == settings[1].title), None)
+    if own is not None and not own.certain:
+        return "\n".join([*lines, f"keep {result['policy']} as it is"])
     options = " ".join(
         f"--slots {value}" if name == SLOTS else f"--knob {name}={value}" for name, value in best.items()
     )

@@ -65,7 +65,7 @@ def validate_command(
     format: Annotated[
         str | None, typer.Option(help=f"Format of the requests, if not seen by itself: {', '.join(FORMATS)}")
     ] = None,
-    max_error: Annotated[float, typer.Option(help="--live: allowed error of a mean latency, %.")] = 10.0,
+    max_error: Annotated[float, typer.Option(min=0, help="--live: allowed error of a mean latency, %.")] = 10.0,
     min_agreement: Annotated[
         float, typer.Option(help="--live: pairs of policies that must be ordered rightly, %.")
     ] = 100.0,

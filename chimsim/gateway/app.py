@@ -35,6 +35,7 @@ def application(gateway: Gateway, *, api_key: str = "", max_body_bytes: int = 32
             data = await _body(request, max_body_bytes)
             return _Answer(gateway, read_ask(request.url.path, data, request.headers))
         except Refusal as refusal:
+            gateway.refused(refusal)
             return _refused(refusal)
         except ClientDisconnect:
             return Response(status_code=499)
@@ -44,7 +45,13 @@ def application(gateway: Gateway, *, api_key: str = "", max_body_bytes: int = 32
             _check_key(request, api_key)
         except Refusal as refusal:
             return _refused(refusal)
-        return JSONResponse({"object": "list", "data": gateway.models()})
+        listed = {entry["id"]: entry for entry in gateway.models()}
+        name = request.path_params.get("name")
+        if name is None:
+            return JSONResponse({"object": "list", "data": list(listed.values())})
+        if name not in listed:
+            return _refused(Refusal(404, f"the model {name!r} does not exist (models: {', '.join(listed)})"))
+        return JSONResponse(listed[name])
 
     async def health(request: Request) -> Response:
         engines = gateway.healthy()
@@ -66,6 +73,7 @@ def application(gateway: Gateway, *, api_key: str = "", max_body_bytes: int = 32
         routes=[
             *(Route(path, completions, methods=["POST"]) for path in PATHS),
             Route("/v1/models", models),
+            Route("/v1/models/{name:path}", models),
             Route("/health", health),
             Route("/metrics", metrics),
             Route("/version", version),

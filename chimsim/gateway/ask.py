@@ -23,6 +23,7 @@ _HINTS = {
     "workload": "x-chimsim-workload",
     "last": "x-chimsim-last",
 }
+_MAX_TOKENS = ("max_completion_tokens", "max_tokens")
 _MAX_NAME = 200
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -64,7 +65,7 @@ class Ask:
 
     ``body`` goes to the engine but for its model, stream options and priority. ``workflow_id`` is None for a call that
     stands alone. ``text`` is the whole prompt (empty for token ids), ``task`` what the user wrote in it, and
-    ``prompt_ids`` how many token ids it has instead of text.
+    ``prompt_ids`` how many token ids it has instead of text. Its answer has ``max_tokens`` at most (None: nobody said).
     """
 
     path: str
@@ -79,6 +80,7 @@ class Ask:
     task: str = field(repr=False)
     system_chars: int = 0
     prompt_ids: int = 0
+    max_tokens: int | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -131,6 +133,7 @@ def read_ask(path: str, data: bytes, headers: Mapping[str, str]) -> Ask:
         task=user,
         system_chars=len(system),
         prompt_ids=ids,
+        max_tokens=next((m for name in _MAX_TOKENS if type(m := body.get(name)) is int and m > 0), None),
     )
 
 

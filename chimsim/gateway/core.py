@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from calibration.rows import FinishedStage, PredictionInput
@@ -144,10 +144,15 @@ class Gateway:
 
         Raises `Refusal` for a call that gets an error instead; being cancelled takes it back from its engine.
         """
-        allowed = self._upstreams.serving(ask.model)
-        waiting = self.in_flight - self._upstreams.inside
-        if waiting >= self._limits.queued:
-            raise _busy(f"{waiting} calls are waiting already")
+        try:
+            allowed = self._upstreams.serving(ask.model)
+            waiting = self.in_flight - self._upstreams.inside
+            # Those that came in at this instant are about to take the free slots.
+            if waiting >= self._limits.queued + self._upstreams.free:
+                raise _busy(f"{waiting} calls are waiting already")
+        except Refusal as refusal:
+            self.refused(refusal)
+            raise
         now = self.now()
         session = self._sessions.enter(now, ask)
         task = asyncio.current_task()
@@ -176,6 +181,11 @@ class Gateway:
             self._answering.discard(task)
             self._left(call, status)
 
+    def refused(self, refusal: Refusal) -> None:
+        """Count and log a call that was turned away before it was one."""
+        self.meters.answers.labels(str(refusal.status)).inc()
+        log.info("refused", extra={"fields": {"status": refusal.status, "reason": str(refusal)}})
+
     async def _foretell(self, call: _Call) -> None:
         session, ask = call.session, call.ask
         chars = len(ask.text)
@@ -186,7 +196,8 @@ class Gateway:
             session.finished,
         )  # fmt: skip
         asked_at = self.now()
-        call.foretold = await self._foreteller.ask(Question(known, None if session.confidence else session.task))
+        foretold = await self._foreteller.ask(Question(known, None if session.confidence else session.task))
+        call.foretold = replace(foretold, prediction=_limited(foretold.prediction, ask.max_tokens))
         self.meters.foretelling.observe(self.now() - asked_at)
         if call.foretold.router_s:
             self.meters.router.observe(call.foretold.router_s)
@@ -360,6 +371,15 @@ class Gateway:
     def _count(self, ask: Ask) -> int:
         """Prompt tokens: counted where the client sent ids, else from the text's length and the traffic so far."""
         return ask.prompt_ids or max(1, round(len(ask.text) * self._tokens / self._chars))
+
+
+def _limited(prediction: Prediction, most: int | None) -> Prediction:
+    """No call puts out more than it may."""
+    if most is None:
+        return prediction
+    stage = {model: min(tokens, float(most)) for model, tokens in prediction.stage_tokens.items()}
+    left = {m: tokens - prediction.stage_tokens[m] + stage[m] for m, tokens in prediction.remaining_tokens.items()}
+    return replace(prediction, stage_tokens=stage, remaining_tokens=left)
 
 
 def _busy(message: str) -> Refusal:

@@ -43,14 +43,18 @@ class Models:
             "confidence": self.router is not None, "stage_tokens": lengths, "remaining_tokens": lengths,
             "rank": lengths or self.rank is not None,
         }  # fmt: skip
-        cures = {"confidence": "--router FOLDER", "rank": "--rank-predictor FOLDER"}
-        for name in sorted(policy.reads):
-            if not has[name]:
-                raise ChimsimError(
-                    f"policy {type(policy).__name__} reads the prediction {name}: give "
-                    f"{cures.get(name, '--length-predictor qrf:FOLDER')} (chimsim router train and chimsim predictor "
-                    "train make them from a trace; --record makes the trace)"
-                )
+        lengths_cure = "--length-predictor qrf:FOLDER (chimsim predictor train; --record makes a trace for it)"
+        cures = {
+            "confidence": "--router FOLDER (chimsim router train, from a labelled trace as chimsim collect makes)",
+            "rank": "--rank-predictor FOLDER or --length-predictor qrf:FOLDER (chimsim predictor train)",
+        }
+        lacking = [name for name in sorted(policy.reads) if not has[name]]
+        if lacking:
+            wanted = dict.fromkeys(cures.get(name, lengths_cure) for name in lacking)
+            raise ChimsimError(
+                f"policy {type(policy).__name__} reads the predictions {', '.join(lacking)}: "
+                f"give {' and '.join(wanted)}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,10 @@ import json
 import logging
 import os
 import signal
+import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from copy import deepcopy
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,8 +22,8 @@ from chimsim.gateway.core import DEFAULT_LIMITS, Gateway, Limits
 from chimsim.gateway.foretell import Foreteller, Models
 from chimsim.gateway.record import Recorder
 from chimsim.live.client import Client
-from chimsim.replay import Queue
-from policies.interface import Policy
+from chimsim.replay import Queue, view_of
+from policies.interface import Policy, Prediction, RequestView
 
 
 @asynccontextmanager
@@ -42,8 +44,8 @@ async def opened(
 ) -> AsyncIterator[Gateway]:
     """A gateway in front of the cluster's engines, which may come later. Raises the packages' errors for bad input."""
     models.check(policy)
-    if queue == "engine" and any(spec.scheduling != "priority" for spec in cluster.engines):
-        say("engines that run fcfs take no order: with --queue engine only policies without one can use them")
+    if queue == "engine":
+        _check_order(policy, cluster)
     if type(policy).on_progress is not Policy.on_progress or policy.preemptive:
         say(
             f"policy {type(policy).__name__}: calls of clients are not cut in pieces, so that a running one never "
@@ -76,6 +78,26 @@ async def opened(
         yield gateway
 
 
+def _check_order(policy: Policy, cluster: Cluster) -> None:
+    """Refuse a policy whose order the engines' own queues cannot take, by what it says of a made-up call."""
+    numbers = dict.fromkeys(cluster.models, 1.0)
+    view = RequestView(0, "w", "w", 0, "stage", 0.0, 0.0, 1, Prediction(numbers, numbers, numbers, numbers))
+    try:
+        order = deepcopy(policy).dispatch(0.0, view, tuple(view_of(spec) for spec in cluster.engines)).priority
+    except Exception:  # a policy of the user's that this call means nothing to
+        return
+    name = type(policy).__name__
+    if len(order) > 1:
+        raise ChimsimError(f"policy {name} orders by {len(order)} numbers, vLLM by one: use --queue dispatcher")
+    plain = [spec.name for spec in cluster.engines if spec.scheduling != "priority"]
+    if order and plain:
+        raise ChimsimError(
+            f"engine {plain[0]} runs scheduling fcfs, which would ignore the order of policy {name}: run the server "
+            'with --scheduling-policy priority and say scheduling = "priority" in the cluster file, or use --queue '
+            "dispatcher"
+        )
+
+
 class Server(uvicorn.Server):
     """Serves an application until SIGINT or SIGTERM; ``ready`` is told the address once it listens."""
 
@@ -94,6 +116,7 @@ class Server(uvicorn.Server):
             )
         )
         self._ready = ready
+        self._url = ""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -110,15 +133,24 @@ class Server(uvicorn.Server):
                 for number in numbers:
                     loop.remove_signal_handler(number)
 
-    async def startup(self, sockets: object = None) -> None:
-        """As uvicorn's, but an address that cannot be had is a `ChimsimError`."""
+    async def run_here(self) -> None:
+        """Listen and serve to the end. Raises `ChimsimError` for an address that cannot be had."""
         host, port = self.config.host, self.config.port
         try:
-            await super().startup(sockets)  # type: ignore[arg-type]
-        except SystemExit:
-            raise ChimsimError(f"cannot listen on {host}, port {port}: is it taken?") from None
-        taken = self.servers[0].sockets[0].getsockname()[1]
-        self._ready(f"http://{f'[{host}]' if ':' in host else host}:{taken}")
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            listening = socket.create_server(address[:2], family=family, backlog=self.config.backlog)
+        except OSError as error:
+            known = error.errno is not None and not isinstance(error, socket.gaierror)
+            why = os.strerror(error.errno) if known and error.errno is not None else error.strerror
+            raise ChimsimError(f"cannot listen on {host}, port {port}: {why or error}") from None
+        with listening:
+            self._url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+            await self.serve([listening])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, and tells the address."""
+        await super().startup(sockets)
+        self._ready(self._url)
 
 
 class JsonLines(logging.Formatter):

@@ -78,6 +78,15 @@ class Upstreams:
         """Calls inside the engines."""
         return sum(len(u.tries) - self._dispatcher.waiting(name) for name, u in self._all.items())
 
+    @property
+    def free(self) -> int:
+        """Slots of engines that answer in which nobody is."""
+        return sum(
+            max(u.spec.max_batch_size - len(u.tries) + self._dispatcher.waiting(name), 0)
+            for name, u in self._all.items()
+            if u.healthy
+        )
+
     def healthy(self) -> dict[str, bool]:
         """Whether each engine answers."""
         return {name: upstream.healthy for name, upstream in self._all.items()}

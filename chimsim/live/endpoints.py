@@ -9,6 +9,7 @@ import asyncio
 import os
 import shlex
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -54,6 +55,12 @@ async def endpoints(
                     raise ChimsimError(
                         f"cluster {cluster.name}: engine {spec.name} has no launch = ... to start it with"
                     )
+                async with Client(spec.address.url, inactivity_s=inactivity_s, connect_s=2.0) as client:
+                    if await client.healthy():
+                        raise ChimsimError(
+                            f"engine {spec.name}: something answers at {spec.address.url} already; stop it, or leave "
+                            "--launch out"
+                        )
                 started[spec.name] = await stack.enter_async_context(_process(spec, spec.address, logs))
         for spec in cluster.engines:
             assert spec.address is not None
@@ -61,7 +68,7 @@ async def endpoints(
             client = await stack.enter_async_context(Client(spec.address.url, api_key=key, inactivity_s=inactivity_s))
             if spec.name in started:
                 say(f"waiting for {spec.name} at {spec.address.url}")
-                await _until_well(spec, client, started[spec.name])
+                await _until_well(spec, client, started[spec.name], _log_of(spec, logs))
             found[spec.name] = await _look(spec, spec.address, client)
         watching = asyncio.get_running_loop().create_task(_watch(list(found.values())))
         try:
@@ -100,14 +107,18 @@ async def _watch(found: list[Endpoint]) -> None:
         await asyncio.gather(*(endpoint.look() for endpoint in found))
 
 
-async def _until_well(spec: EngineSpec, client: Client, process: asyncio.subprocess.Process) -> None:
+def _log_of(spec: EngineSpec, logs: Path | None) -> Path:
+    return Path(os.devnull) if logs is None else logs / f"engine-{spec.name.replace('/', '-')}.log"
+
+
+async def _until_well(spec: EngineSpec, client: Client, process: asyncio.subprocess.Process, log: Path) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + START_S
     while not await client.healthy():
         if process.returncode is not None:
             raise ChimsimError(
-                f"engine {spec.name}: its launch command ended with code {process.returncode}; the results folder has "
-                "what it printed"
+                f"engine {spec.name}: its launch command ended with code {process.returncode}; "
+                f"{log} has what it printed"
             )
         if loop.time() > until:
             raise ChimsimError(f"engine {spec.name}: did not answer {client.url}/health within {START_S:g} s")
@@ -119,11 +130,12 @@ async def _process(spec: EngineSpec, address: Address, logs: Path | None) -> Asy
     """The engine's process, in a group of its own, so that what it starts ends with it."""
     port = address.url.rsplit(":", 1)[-1].rstrip("/")
     words = shlex.split(address.launch.format(port=port, model=spec.model, served_model=address.served_model))
-    log = None if logs is None else logs / f"engine-{spec.name.replace('/', '-')}.log"
+    # A program installed beside this Python is found without its environment being activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     try:
-        with open(log or os.devnull, "ab") as printed:
+        with open(_log_of(spec, logs), "ab") as printed:
             process = await asyncio.create_subprocess_exec(
-                *words, stdout=printed, stderr=printed, start_new_session=True
+                *words, stdout=printed, stderr=printed, start_new_session=True, env={**os.environ, "PATH": path}
             )
     except OSError as error:
         raise ChimsimError(f"engine {spec.name}: cannot start {words[0]!r}: {error.strerror or error}") from None

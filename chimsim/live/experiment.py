@@ -131,6 +131,8 @@ async def _run_all(
 ) -> None:
     cluster = missing[0].cell.cluster
     async with endpoints(cluster, launch=launch, logs=out, inactivity_s=inactivity_s, say=say) as found:
+        if any(live.cell.queue == "engine" for live in missing):
+            say("with --queue engine the servers must run --scheduling-policy priority: fcfs ignores an order silently")
         for name, endpoint in found.items():
             if not endpoint.token_ids:
                 say(f"engine {name} takes no token ids: lengths are approximate, and nobody yields there")

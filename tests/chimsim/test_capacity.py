@@ -188,6 +188,22 @@ def test_the_command_finds_keeps_and_draws(
     assert (again, repeated, err) == (code, text, "")
 
 
+def test_another_search_does_not_take_the_answers_place_and_one_seed_proves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = write_small(tmp_path), tmp_path / "out"
+    given = ["capacity", "--trace", str(trace), "--combo", "qwen1.5b+7b", "--policy", "fcfs,stjf", "--seeds", "1",
+             "--span", "20", "--tolerance", "0.5", "--slots", "4", "--out", str(out)]  # fmt: skip
+    code, text, _ = run_chimsim(monkeypatch, capsys, *given, "--slo", "mean_latency:30s")
+    assert code == 0
+    assert "times the load" not in text
+    before = (out / "capacity.json").read_bytes()
+    code, _, err = run_chimsim(monkeypatch, capsys, *given, "--slo", "mean_latency:20s")
+    assert code == 2
+    assert "holds another capacity search" in err
+    assert (out / "capacity.json").read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

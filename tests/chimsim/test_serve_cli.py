@@ -54,7 +54,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         (["--policy", "fcfs", "--queue", "dispatch"], "--queue: 'dispatch' is unknown; choose from"),
         (["--policy", "fcfs", "--knob", "tau"], "--knob: 'tau' is not of the form name=value"),
         (["--policy", "chimera", "--knob", "taau=1"], "has no knob 'taau'; did you mean 'tau'?"),
-        (["--policy", "sjf"], "reads the prediction stage_tokens: give --length-predictor qrf:FOLDER"),
+        (["--policy", "sjf"], "reads the predictions stage_tokens: give --length-predictor qrf:FOLDER"),
         (["--policy", "sjf", "--length-predictor", "folder"], "--length-predictor: 'folder'; expected qrf:FOLDER"),
         (["--policy", "sjf", "--length-predictor", "qrf:nowhere"], "nowhere"),
         (["--policy", "fcfs", "--record-text"], "--record-text says what --record keeps"),
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_said(serve: Serve) -> None:
         port = taken.getsockname()[1]
         code, _, err = serve("--policy", "fcfs", "--port", port)
     assert code == 2
-    assert f"cannot listen on 127.0.0.1, port {port}: is it taken?" in err.splitlines()[-1]
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in err.splitlines()[-1]
 
 
 def test_a_cluster_without_urls_is_refused(serve: Serve, tmp_path: Path) -> None:

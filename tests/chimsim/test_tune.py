@@ -127,8 +127,9 @@ def test_the_command_tunes_judges_and_goes_on(
     assert code == 0
     table = [line for line in text.splitlines() if not line.startswith(("use it", "written"))]
     assert max(map(len, table)) <= 80
-    for words in ("chimera, tuned", "chimera, as it is", "stjf", "found: tau ", "use it: --policy chimera --knob tau="):
+    for words in ("chimera, tuned", "chimera, as it is", "stjf", "found: tau "):
         assert words in text
+    assert ("use it: --policy chimera --knob tau=" in text) != ("keep chimera as it is" in text)
     result = json.loads((out / "tune.json").read_text())
     assert set(result["search_seeds"]).isdisjoint(result["judge_seeds"])
     monkeypatch.setattr(tune, "run_cell", None)

@@ -25,7 +25,7 @@ AZURE = (
     "2023-11-16 18:16:46.6805900,91,0"
 )
 LLMSERVINGSIM = (
-    '{"input_toks": 100, "output_toks": 5, "arrival_time_ns": 46926808, "input_tok_ids": [1]}\n'
+    '{"input_toks": 100, "output_toks": 5, "arrival_time_ns": 46926808}\n'
     '{"input_toks": 9, "output_toks": 7, "arrival_time_ns": 1046926809}\n'
 )
 BENCH = (
@@ -108,7 +108,8 @@ def test_an_imported_trace_reads_back(tmp_path: Path) -> None:
         ("azure", AZURE.partition("\n")[0], "calls.gz: the file has no calls"),
         ("llmservingsim", LLMSERVINGSIM.replace("100", "0"), "input_toks: expected a positive integer"),
         ("llmservingsim", LLMSERVINGSIM.replace("_toks", "_tok"), "missing; did you mean 'input_tok'?"),
-        ("llmservingsim", LLMSERVINGSIM.replace("46926808,", "-1,"), "expected a number of ns, at least 0"),
+        ("llmservingsim", LLMSERVINGSIM.replace("46926808}", "-1}"), "expected a number of ns, at least 0"),
+        ("llmservingsim", LLMSERVINGSIM.replace("46926808}", '1, "input_tok_ids": [1]}'), "(100) token ids, found 1"),
         ("llmservingsim", '{"session": 1, "sub_requests": []}', "calls.gz:1: field 'session_id' is missing"),
     ],
 )  # fmt: skip

@@ -121,3 +121,14 @@ def test_the_examples_of_the_readme_are_traces() -> None:
     readme = (Path(__file__).parents[2] / "traces" / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"```json\n(.*?)```", readme, re.DOTALL)
     assert [len(workflow_from_dict(json.loads(example), "README").runs) for example in examples] == [2, 1]
+
+
+@pytest.mark.parametrize("command", [("scale", "--lengths", 0.5), ("export", "--format", "mooncake", "--rps", 1)])
+def test_what_is_made_of_a_file_does_not_take_its_place(tmp_path: Path, command: tuple[object, ...]) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_lines(path, [row()])
+    before = path.read_bytes()
+    name, *rest = command
+    with pytest.raises(TraceError, match="is the file that is read"):
+        CliRunner().invoke(trace_app, [str(name), str(path), *map(str, rest), "-o", str(path)], catch_exceptions=False)
+    assert path.read_bytes() == before

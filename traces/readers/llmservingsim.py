@@ -27,6 +27,7 @@ def read(path: Path, asked: Asked) -> Iterator[Recorded]:
             calls = _session(row["sub_requests"], where, asked)
             yield Recorded(where, _arrival_ns(row, where, asked), calls, session_id)
         else:
+            _ids(row, "input_tok_ids", "input_toks", where)
             yield Recorded(where, _arrival_ns(row, where, asked), (_call(row, where),))
 
 

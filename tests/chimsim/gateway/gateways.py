@@ -100,7 +100,7 @@ async def served(
         app = application(gateway, api_key=api_key, max_body_bytes=max_body_bytes)
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         server = Server(app, "127.0.0.1", 0, 1.0, ready.set_result)
-        running = asyncio.ensure_future(server.serve())
+        running = asyncio.ensure_future(server.run_here())
         try:
             async with aiohttp.ClientSession() as session:
                 yield World(gateway, await ready, session, said)

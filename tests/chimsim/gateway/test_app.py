@@ -88,6 +88,7 @@ def test_the_openai_client_in_all_its_ways() -> None:
                 texts = [chunk.choices[0].text async for chunk in parts]
                 assert "".join(texts) == completion.choices[0].text
                 assert [model.id async for model in client.models.list()] == ["auto", "A"]
+                assert (await client.models.retrieve("A")).id == "A"
                 raw = await client.chat.completions.with_raw_response.create(
                     model="auto",
                     messages=messages,

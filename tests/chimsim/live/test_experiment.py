@@ -109,3 +109,11 @@ def test_texts_are_validated_with_the_lengths_that_were_served(tmp_path: Path, t
         simulated = entry.workflows[1]
         assert simulated["output_tokens"].sum() == requests["output_tokens"].sum()
     assert told, "the answers had lengths of their own"
+
+
+def test_an_address_that_answers_already_is_not_launched_upon(tmp_path: Path, trace: str) -> None:
+    with engines_served(tmp_path, ["qwen7b"]) as cluster:
+        cluster.write_text(cluster.read_text() + 'launch = "chimsim mock-engine --profile qwen7b --port {port}"\n')
+        cells, manifest = plan(spec_from({"trace": trace, "cluster": str(cluster), "policy": "fcfs", "rps": "2"}))
+        with pytest.raises(ChimsimError, match=r"something answers at http://127.0.0.1:\d+ already"):
+            run_live(live_cells(cells, 1, "lengths", None), manifest, tmp_path / "out", launch=True)
