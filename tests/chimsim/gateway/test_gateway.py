@@ -152,7 +152,7 @@ def test_named_models_go_to_their_engines_and_unknown_ones_nowhere() -> None:
             assert error["message"].startswith("the model 'Auto' does not exist; did you mean 'auto'?")
             assert (error["param"], error["code"]) == ("model", 404)
             _, metrics = await world.get("/metrics")
-            assert b'chimsim_answers_total{status="404"} 1.0' in metrics, "refusals are counted"
+            assert 'chimsim_answers_total{status="404"} 1.0' in metrics, "refusals are counted"
             _, listed = await world.get("/v1/models")
             assert [model["id"] for model in json.loads(listed)["data"]] == ["auto", "A", "B"]
         assert [body["model"] for body in engines[1].bodies] == ["B", "B"]
