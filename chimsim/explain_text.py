@@ -183,7 +183,7 @@ def why(stage: StageStory, arrived_at: float, ahead: Ahead) -> list[str]:
             f"{field} {', '.join(f'{model} {number(value)}' for model, value in sorted(values.items()))}"
             for field, values in decision.known.items()
         )
-        lines[0] += f"{decision.engine}, without a reason" + (f"; foretold: {known}" if known else "")
+        lines[0] += f"{decision.engine}, no reason given" + (f"; foretold: {known}" if known else "")
     priority = (
         f"priority {', '.join(f'{key:.1f}' for key in decision.priority)}" if decision.priority else "no priority"
     )

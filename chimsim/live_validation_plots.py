@@ -40,6 +40,7 @@ def live_figure(blocks: Sequence[Block]) -> Figure:
         simulated = [entry.simulated[RANKED] for entry in block.entries]
         ax.plot(places + 0.1, simulated, "D", color=SIMULATED["color"], markersize=4, label="simulated")
         ax.set_xticks(places, [label(entry) for entry in block.entries], rotation=30, ha="right")
+        ax.margins(y=0.1)
         ax.set_ylim(bottom=0)
         ax.set_xlim(-0.5, len(block.entries) - 0.5)
         ax.set_ylabel("mean latency (s)")

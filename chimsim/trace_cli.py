@@ -119,13 +119,12 @@ def import_(
     names = trace.models
     calls = sum(len(workflow.runs[names[0]].stages) for workflow in trace.workflows)
     typer.echo(f"{out}: {len(trace.workflows)} workflows, {calls} calls, models {', '.join(names)}")
-    typer.echo(
-        f"note: {format} does not say {READERS[format].lacks}, nor who solved what: "
-        "every model has the same lengths and no label",
-        err=True,
+    _say(
+        f"note: {format} does not say {READERS[format].lacks}, nor who solved what: every model has the same lengths and "
+        "no label"
     )
     for note in imported.notes:
-        typer.echo(f"note: {note}", err=True)
+        _say(f"note: {note}")
 
 
 @trace_app.command()
@@ -158,7 +157,7 @@ def export(
     written = export_trace(loaded, out, format, model or loaded.models[0], block_tokens, arrivals_s)
     typer.echo(f"{out}: {len(loaded.workflows)} workflows, {written.rows} calls, blocks of {block_tokens} tokens")
     for note in written.notes:
-        typer.echo(textwrap.fill(f"note: {note}", 80, subsequent_indent="  "), err=True)
+        _say(f"note: {note}")
 
 
 @trace_app.command(name="generate")
@@ -207,6 +206,11 @@ def scale(
     made = scaled(replace(loaded, workflows=kept), lengths, max_output)
     write_trace(made, out)
     typer.echo(f"{out}: {len(made.workflows)} workflows, lengths x {lengths:g}, models {', '.join(made.models)}")
+
+
+def _say(text: str) -> None:
+    """A remark on stderr, in 80 columns."""
+    typer.echo(textwrap.fill(text, 80, subsequent_indent="  "), err=True)
 
 
 def _not_itself(source: Path, out: Path) -> None:

@@ -20,9 +20,11 @@ MOONCAKE = (
 
 
 def run(*words: object) -> tuple[str, str]:
+    """What a command prints, and what it says besides, wherever the lines of that break."""
     result = CliRunner().invoke(trace_app, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.stdout, result.stderr
+    assert max(map(len, result.stderr.splitlines()), default=0) <= 80
+    return result.stdout, " ".join(result.stderr.split())
 
 
 def test_describe_fits_eighty_columns() -> None:
