@@ -120,8 +120,8 @@ def import_(
     calls = sum(len(workflow.runs[names[0]].stages) for workflow in trace.workflows)
     typer.echo(f"{out}: {len(trace.workflows)} workflows, {calls} calls, models {', '.join(names)}")
     _say(
-        f"note: {format} does not say {READERS[format].lacks}, nor who solved what: every model has the same lengths and "
-        "no label"
+        f"note: {format} does not say {READERS[format].lacks}, nor who solved what: every model has the same lengths "
+        "and no label"
     )
     for note in imported.notes:
         _say(f"note: {note}")
