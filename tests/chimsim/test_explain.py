@@ -65,7 +65,8 @@ def test_the_critical_path_adds_up_to_the_latency(
             assert parts["waiting"] == call["admitted_at"] - call["enqueued_at"]
             if not story.workflow["mixed_models"]:
                 assert not (stage.spare_s > 0 and stage.stage in held_up)
-            if not call["preemptions"] and not call["yields"] and name != "mlfq":
+            # Calls of mlfq and ltr come back to their engine after a check, which computes the begun block again.
+            if not call["preemptions"] and not call["yields"] and name not in ("mlfq", "ltr"):
                 assert parts["prefill"] == call["first_token_at"] - call["admitted_at"]
                 assert parts["decode"] == call["finished_at"] - call["first_token_at"]
 
