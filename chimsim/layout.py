@@ -7,7 +7,7 @@ is content of its own, which any of the workflow's stages may hit, as a shared p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 
 from chimsim.config import EngineSpec
@@ -16,8 +16,9 @@ from chimsim.kvcache import Footprint, SharedRun
 from traces import Run, Stage
 from traces.graph import is_chain, prefix_parent
 
-Span = tuple[object, int, int]
-"""(whose content, from block, to block): a stretch of a sequence's blocks, whose first block has that number."""
+Span = tuple[Hashable, int, int]
+"""(content, from block, to block): a stretch of a sequence's blocks. Content of the workflow's own is (owner, stage),
+and what other workflows share has the id that the trace gives it."""
 
 
 class Layout:
@@ -38,21 +39,24 @@ class Layout:
 
     def footprint(self, spec: EngineSpec, index: int, stage: Stage) -> Footprint:
         """The stage's, on an engine; ``stage`` may be of another model's run."""
-        prefix = stage.shared_prefix
-        shared = None if prefix is None else (prefix.id, prefix.tokens)
-        if self.chain:
-            return footprint_of(
-                self._owner, index, self.reused_tokens, spec.block_tokens, stage.prompt_tokens, shared, stage.hash_ids,
-                stage.hash_block_tokens,
-            )  # fmt: skip
         block = spec.block_tokens
+        if self.chain:
+            return _footprint(self._owner, index, self.reused_tokens, block, stage)
         if block not in self._shared:
             self._shared[block] = _shared_runs(self._owner, self._stages, block)
-        if index >= len(self._stages):
-            # A branch that was on its way when another one changed to a model with a shorter graph.
-            return Footprint((self._owner, index), index, (0,) * (index + 1))
+        # A branch that was on its way when another one changed to a model with a shorter graph has nothing to share.
+        shared = self._shared[block][index] if index < len(self._stages) else ()
         # What it holds beyond that (another model's answer may be longer) nobody goes on from.
-        return Footprint((self._owner, index), index, (0,) * (index + 1), self._shared[block][index])
+        return Footprint((self._owner, index), index, (0,) * (index + 1), shared)
+
+
+def _footprint(owner: int, index: int, reused_tokens: Sequence[int], block: int, stage: Stage) -> Footprint:
+    """Of a stage of a chain, or of one by itself."""
+    prefix = stage.shared_prefix
+    shared = None if prefix is None else (prefix.id, prefix.tokens)
+    return footprint_of(
+        owner, index, reused_tokens, block, stage.prompt_tokens, shared, stage.hash_ids, stage.hash_block_tokens
+    )
 
 
 def _shared_runs(owner: int, stages: Sequence[Stage], block: int) -> list[tuple[SharedRun, ...]]:
@@ -70,43 +74,36 @@ def _shared_runs(owner: int, stages: Sequence[Stage], block: int) -> list[tuple[
         if blocks > base:
             path.append(((owner, index), base, blocks))
         paths.append(path)
-    cuts: dict[object, set[int]] = {}
+    cuts: dict[Hashable, set[int]] = {}
     for path in paths:
-        for whose, low, high in path:
-            cuts.setdefault(whose, set()).update((low, high))
+        for content, low, high in path:
+            cuts.setdefault(content, set()).update((low, high))
     return [_cut(path, cuts) for path in paths]
 
 
 def _across_workflows(owner: int, index: int, stage: Stage, block: int) -> list[Span]:
     """The leading blocks that other workflows may have, too."""
-    prefix = stage.shared_prefix
-    shared = None if prefix is None else (prefix.id, prefix.tokens)
-    held = footprint_of(
-        owner, index, (), block, stage.prompt_tokens, shared, stage.hash_ids, stage.hash_block_tokens
-    )  # fmt: skip
     spans: list[Span] = []
     low = 0
-    for key, count in held.shared:
-        spans.append((("shared", key), low, low + count))
+    for content, count in _footprint(owner, index, (), block, stage).shared:
+        spans.append((content, low, low + count))
         low += count
     return spans
 
 
 def _first(path: Sequence[Span], blocks: int) -> tuple[list[Span], int]:
     """The path's first so many blocks, and how many those are."""
-    kept: list[Span] = []
-    for whose, low, high in path:
-        if low < blocks:
-            kept.append((whose, low, min(high, blocks)))
+    kept = [(content, low, min(high, blocks)) for content, low, high in path if low < blocks]
     return kept, min(blocks, path[-1][2]) if path else 0
 
 
-def _cut(path: Sequence[Span], cuts: dict[object, set[int]]) -> tuple[SharedRun, ...]:
+def _cut(path: Sequence[Span], cuts: Mapping[Hashable, set[int]]) -> tuple[SharedRun, ...]:
+    """The path as runs: content of the workflow's own in pieces that end wherever a stage goes on from it."""
     runs: list[SharedRun] = []
-    for whose, low, high in path:
-        if isinstance(whose, tuple) and whose[0] == "shared":
-            runs.append((whose[1], high - low))
+    for content, low, high in path:
+        if not isinstance(content, tuple):
+            runs.append((content, high - low))
             continue
-        edges = sorted(edge for edge in cuts[whose] if low <= edge <= high)
-        runs += [((whose, begin), end - begin) for begin, end in pairwise(edges)]
+        edges = sorted(edge for edge in cuts[content] if low <= edge <= high)
+        runs += [((content, begin), end - begin) for begin, end in pairwise(edges)]
     return tuple(runs)

@@ -104,8 +104,8 @@ class Job:
     """A workflow in the system."""
 
     __slots__ = (
-        "arrived_at", "begun", "children", "done", "engines", "failed", "finished", "in_flight", "layout", "measured",
-        "mixed", "model", "output_tokens", "prompt_tokens", "queue_time_s", "row", "run", "source", "workflow_id",
+        "arrived_at", "begun", "children", "done", "engines", "finished", "in_flight", "layout", "measured", "mixed",
+        "model", "output_tokens", "prompt_tokens", "queue_time_s", "row", "run", "source", "status", "workflow_id",
     )  # fmt: skip
 
     def __init__(self, row: int, source: Workflow, workflow_id: str, arrived_at: float, measured: bool) -> None:
@@ -120,7 +120,7 @@ class Job:
         self.begun = 0  # bit i: stage i is on its way or done
         self.done = 0
         self.in_flight = 0
-        self.failed: int | None = None
+        self.status = COMPLETED  # what it will have been, as far as is known
         self.model = ""
         self.mixed = False
         self.engines: list[State] = []
@@ -138,19 +138,23 @@ class Job:
     def following(self, index: int) -> list[int]:
         """The stages that are ready now that stage ``index`` is done."""
         assert self.run is not None
-        if self.failed is not None:
+        if self.status != COMPLETED:
             return []
         stages = self.run.stages
         if self.children is None:
             return [index + 1] if index + 1 < len(stages) else []
         # Another model's graph may have other stages ready than those behind this one.
         candidates = range(len(stages)) if self.mixed or index >= len(stages) else self.children[index]
-        return [each for each in candidates if not self.begun >> each & 1 and self.is_ready(each)]
+        return self.ready_among(candidates)
 
-    def is_ready(self, index: int) -> bool:
-        """Whether all that the stage waits for is done."""
+    def ready_among(self, candidates: Iterable[int]) -> list[int]:
+        """Those stages that have not begun, and for which all that they wait for is done."""
         assert self.run is not None
-        return all(self.done >> parent & 1 for parent in parents(self.run.stages, index))
+        stages, begun, done = self.run.stages, self.begun, self.done
+        return [
+            index for index in candidates
+            if not begun >> index & 1 and all(done >> parent & 1 for parent in parents(stages, index))
+        ]  # fmt: skip
 
 
 class Call:
@@ -382,7 +386,7 @@ class Replay(ABC):
         """A stage can be sent: predict, and dispatch it once the predictors had their time."""
         source = job.source
         run = job.run or source.runs[self._models[0]]
-        if job.failed is not None or index >= len(run.stages):
+        if job.status != COMPLETED or index >= len(run.stages):
             # While it waited the workflow failed, or went on as another model's graph, which has no such stage.
             self._skip(now, job, index)
             return
@@ -425,9 +429,8 @@ class Replay(ABC):
             job.follow(run)
             call.stage = stage = run.stages[call.index]
             if first and job.children is not None:
-                for index in range(1, len(run.stages)):
-                    if not parents(run.stages, index):
-                        self._begin_stage(now, job, index)
+                for index in job.ready_among(range(len(run.stages))):
+                    self._begin_stage(now, job, index)
         if state not in job.engines:
             job.engines.append(state)
         spec = state.spec
@@ -499,8 +502,6 @@ class Replay(ABC):
     def _complete(self, now: float, call: Call) -> None:
         job = call.job
         request = call.request
-        run = job.run
-        assert run is not None
         job.done |= 1 << call.index
         job.in_flight -= 1
         following = job.following(call.index)
@@ -519,7 +520,7 @@ class Replay(ABC):
             FinishedStage(call.index, call.stage.name, state.model, request.prompt_tokens, request.output_tokens),
         )
         if last:
-            self._finish(now, job, COMPLETED if job.failed is None else job.failed)
+            self._finish(now, job)
             return
         for index in following:
             self._begin_stage(now, job, index)
@@ -528,7 +529,7 @@ class Replay(ABC):
         """The call gets no answer: its workflow ends there, once what else of it is on its way is over."""
         job = call.job
         job.in_flight -= 1
-        job.failed = status
+        job.status = status
         last = not job.in_flight
         outcome = self._dispatcher.complete(now, call.request_id, 0, "failed", last=last)
         del self._calls[call.request_id]
@@ -537,7 +538,7 @@ class Replay(ABC):
         call.request.admitted_at = nan
         self._record(call, outcome, nan, nan, status)
         if last:
-            self._finish(now, job, status)
+            self._finish(now, job)
 
     def _skip(self, now: float, job: Job, index: int) -> None:
         """A stage that is not to be: of a workflow that has failed meanwhile, or of a graph left behind."""
@@ -548,7 +549,7 @@ class Replay(ABC):
             self._begin_stage(now, job, each)
         if not following and not job.in_flight:
             self._dispatcher.forget(now, job.workflow_id)
-            self._finish(now, job, COMPLETED if job.failed is None else job.failed)
+            self._finish(now, job)
 
     def _among(self, call: Call) -> frozenset[str] | None:
         """The engines that the policy may send the call to; None: all."""
@@ -574,12 +575,12 @@ class Replay(ABC):
             )
         )  # fmt: skip
 
-    def _finish(self, now: float, job: Job, status: int) -> None:
+    def _finish(self, now: float, job: Job) -> None:
         self._forget(job)
         assert job.run is not None
         label = job.run.solved
         solved = nan if label is None else float(label)
-        if status == COMPLETED:
+        if job.status == COMPLETED:
             finished_at = now
             latency_s = now - job.arrived_at
             idle_s = self._idle_latency_s(job)
@@ -593,7 +594,7 @@ class Replay(ABC):
                 job.row, job.row, self._source_codes[job.source.workflow_id],
                 self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, len(job.finished),
                 job.prompt_tokens, job.output_tokens, job.queue_time_s, idle_s, slowdown, solved,
-                self._model_codes[job.model], job.mixed, status, job.measured,
+                self._model_codes[job.model], job.mixed, job.status, job.measured,
             )
         )  # fmt: skip
 
