@@ -10,12 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from math import exp, log
 from typing import Any
 
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell
-from chimsim.metrics import mean_and_interval
+from chimsim.metrics import geometric_interval, mean_and_interval
 from chimsim.results import digest
 from chimsim.slo import MIN_SOLVED, Goal
 from chimsim.sweeps import run_cell
@@ -220,9 +219,8 @@ def _splits(budget: int, costs: Sequence[int]) -> Iterator[Counts]:
 
 
 def interval(values: Sequence[float], gpus: bool) -> tuple[float, float, float]:
-    """Mean and 95 % interval of the answers over the seeds; of rates by their logarithms, which keeps them above 0."""
-    if gpus:
-        mean, half = mean_and_interval(values)
-        return mean, mean - half, mean + half
-    middle, half = mean_and_interval(log(value) for value in values)
-    return exp(middle), exp(middle - half), exp(middle + half)
+    """Mean and 95 % interval of the answers, or of what they are compared by; of rates geometric, so above 0."""
+    if not gpus:
+        return geometric_interval(values)
+    mean, half = mean_and_interval(values)
+    return mean, mean - half, mean + half

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from chimsim.capacity import interval
+from chimsim.capacity_text import Row
 from chimsim.plots import paper_style, policy_colour, write_figure
-
-if TYPE_CHECKING:
-    from chimsim.capacity_cli import Row
 
 
 def draw_capacity(rows: Sequence[Row], gpus: bool, folder: Path) -> list[Path]:

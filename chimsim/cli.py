@@ -80,6 +80,7 @@ from chimsim.report import run_tables, summary_table, warnings
 from chimsim.results import Results, ordered_json_bytes
 from chimsim.router_cli import router_app
 from chimsim.serve_cli import serve_command
+from chimsim.spec import scalar_text
 from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
 from chimsim.timeline import check_timeline, write_timeline
 from chimsim.trace_cli import trace_app
@@ -332,7 +333,7 @@ def _print_grid(cells: list[Cell]) -> None:
     shown: dict[str, list[str]] = {}
     for cell in cells:
         for name, value in cell.axes.items():
-            text = "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+            text = scalar_text(value)
             if text not in shown.setdefault(name, []):
                 shown[name].append(text)
     for name, values in shown.items():

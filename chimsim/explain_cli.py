@@ -18,7 +18,7 @@ from chimsim.explain_text import Ahead, print_slowest, print_story
 from chimsim.grid import Cell, plan
 from chimsim.records import RunResult
 from chimsim.results import Results, canonical, check_file, ordered_json_bytes
-from chimsim.spec import read_spec, spec_from
+from chimsim.spec import read_spec, scalar_text, spec_from
 from chimsim.sweeps import run_cell
 from chimsim.watch import Watch
 
@@ -111,7 +111,7 @@ def find_cell(results: Results, wanted: str | None) -> str:
     if len(found) == 1:
         return found[0]
     several = [cells[name] for name in found or cells]
-    varying = {axis: dict.fromkeys(_shown(each.get(axis)) for each in several) for axis in several[0]}
+    varying = {axis: dict.fromkeys(scalar_text(each.get(axis)) for each in several) for axis in several[0]}
     order = sorted((a for a in varying if len(varying[a]) > 1), key=lambda a: (_FIRST.find(a) < 0, _FIRST.find(a), a))
     shown = "; ".join(f"{axis} {', '.join(varying[axis])}" for axis in order[:4])
     if not found:
@@ -122,22 +122,18 @@ def find_cell(results: Results, wanted: str | None) -> str:
     for axis in order:
         same = [each for each in left if each.get(axis) == several[0].get(axis)]
         if len(same) < len(left):
-            example.append(f"{axis}={_shown(several[0].get(axis))}")
+            example.append(f"{axis}={scalar_text(several[0].get(axis))}")
             left = same
     raise ChimsimError(
         f"{len(found)} cells of {results.path} are meant ({shown}): choose, say --cell {','.join(example)}"
     )
 
 
-def _shown(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-
-
 def _same(value: Any, text: str) -> bool:
     try:
         return float(value) == float(text)
     except (TypeError, ValueError):
-        return _shown(value) == text
+        return scalar_text(value) == text
 
 
 def slowest_rows(workflows: pd.DataFrame, count: int) -> list[dict[str, Any]]:

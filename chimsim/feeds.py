@@ -21,6 +21,7 @@ from chimsim.idle import fit, oversize_message
 from chimsim.learned import LearnedPredictor, cost_s, manifest_of
 from chimsim.predictors import Predictor, build_predictor
 from chimsim.spec import ROUTERS, Scalar, Spec
+from policies.interface import Policy
 from traces import Trace, arrivals, load_trace
 
 QRF = "qrf:"
@@ -89,6 +90,10 @@ class Feed:
     def learned_lengths(self) -> str | None:
         """The folder of a saved length model."""
         return self.lengths.removeprefix(QRF) if isinstance(self.lengths, str) else None
+
+    def asked_by(self, policy: Policy) -> Feed:
+        """With the quantile that the policy asks a saved length model for."""
+        return replace(self, quantile=policy.quantile if self.learned_lengths is not None else None)
 
     @property
     def folders(self) -> tuple[str, ...]:

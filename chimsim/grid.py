@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from chimsim.feeds import (
     trace_named,
 )
 from chimsim.results import FORMAT, digest
-from chimsim.spec import POLICY_AXES, ROUTERS, Axis, PolicyEntry, Scalar, Spec
+from chimsim.spec import POLICY_AXES, ROUTERS, Axis, PolicyEntry, Scalar, Spec, scalar_text
 from policies import Policy, load_policy, policy_class
 from policies import knobs as knobs_of
 from traces import Trace
@@ -67,7 +67,7 @@ class Cell:
         """The cell in a few words, for messages and progress."""
         plain = {("length_predictor", "oracle"), ("rank_predictor", "oracle")}
         shown = {k: v for k, v in self.axes.items() if v is not None and k not in _QUIET and (k, v) not in plain}
-        named = [f"{v}" if k in ("trace", "combo", "policy") else f"{k} {_short(v)}" for k, v in shown.items()]
+        named = [f"{v}" if k in ("trace", "combo", "policy") else f"{k} {scalar_text(v)}" for k, v in shown.items()]
         return ", ".join(named)
 
 
@@ -156,7 +156,7 @@ def _cell(
     seed: int,
 ) -> Cell:
     policy = make_policy(entry.policy, knobs, seed)
-    feed = replace(feed, quantile=policy.quantile if feed.learned_lengths is not None else None)
+    feed = feed.asked_by(policy)
     queue, look_ahead = str(axes["queue"]), int(axes["look_ahead"] or 0)
     if queue == "engine":
         if policy.preemptive:
@@ -346,7 +346,3 @@ def _manifest(
         "predictors": sorted({digest(c.config["predictor"]): c.config["predictor"] for c in found}.items()),
         "cells": [{"hash": c.name, "axes": dict(c.axes)} for c in found],
     }
-
-
-def _short(value: Scalar) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

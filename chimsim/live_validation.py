@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.stats import kendalltau
 
 from chimsim.errors import ChimsimError
-from chimsim.feeds import predictor_for, trace_named
-from chimsim.grid import Cell, make_policy, plan
-from chimsim.metrics import summarise
+from chimsim.feeds import trace_named
+from chimsim.grid import Cell, plan
 from chimsim.records import RunResult
-from chimsim.replay import Queue
 from chimsim.results import Results, live_notes
 from chimsim.served import as_served
-from chimsim.simulation import simulate
 from chimsim.spec import spec_from
 from chimsim.sweeps import run_cell
 
@@ -167,19 +164,8 @@ def _hops_s(folder: Path) -> dict[str, float]:
 def _as_served(cell: Cell, name: str, results: Results, hop_s: float) -> tuple[RunResult, dict[str, Any]]:
     """The cell, with the lengths that the engines served; what was foretold of them stays."""
     trace = as_served(trace_named(cell.trace), results.table(name, "requests"), results.table(name, "workflows"))
-    result = simulate(
-        trace,
-        cell.cluster,
-        make_policy(cell.policy, cell.knobs, cell.seed),
-        seed=cell.seed,
-        predictor=predictor_for(cell.feed, cell.trace, cell.cluster.models, cell.seed),
-        warmup=cell.warmup,
-        queue=cast(Queue, cell.queue),
-        look_ahead=cell.look_ahead,
-        oversize="clip",
-        hop_s=hop_s,
-    )
-    return result, dict(summarise(result, goodput=cell.goodput))
+    recorded = replace(cell, rps=None, arrivals="recorded", workflows=None, oversize="clip")
+    return run_cell(recorded, hop_s=hop_s, trace=trace)
 
 
 def _number(value: Any) -> float:

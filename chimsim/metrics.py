@@ -7,7 +7,7 @@ interpolation); a value that cannot be given (no label, nothing completed) is No
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, sqrt
+from math import exp, isfinite, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -137,6 +137,12 @@ def mean_and_interval(values: Iterable[float]) -> tuple[float, float]:
         return float(array[0]), 0.0
     half = float(stdtrit(len(array) - 1, 0.975)) * float(array.std(ddof=1)) / sqrt(len(array))
     return float(array.mean()), half
+
+
+def geometric_interval(values: Iterable[float]) -> tuple[float, float, float]:
+    """Geometric mean of positive numbers, and both ends of its 95 % Student interval, by their logarithms."""
+    mean, half = mean_and_interval(log(value) for value in values)
+    return exp(mean), exp(mean - half), exp(mean + half)
 
 
 def per_engine_key(metric: str, engine: str) -> str:

@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from chimsim.errors import ChimsimError, near
 from chimsim.metrics import mean_and_interval, non_dominated
 from chimsim.results import Results, write_file
+from chimsim.spec import scalar_text
 
 KINDS = ("frontier", "queue", "cdf", "utilisation")
 FORMATS = ("png", "svg", "pdf")
@@ -157,7 +158,7 @@ def series_labels(summary: pd.DataFrame) -> pd.Series:
             if rows[name].nunique(dropna=True) > 1:
                 mine = (summary["policy"] == policy) & summary[name].notna()
                 short = _SHORT.get(name, name)
-                labels[mine] = labels[mine] + [f" {short}={_text(value)}" for value in summary.loc[mine, name]]
+                labels[mine] = labels[mine] + [f" {short}={scalar_text(value)}" for value in summary.loc[mine, name]]
     return labels
 
 
@@ -435,10 +436,10 @@ def _panel_word(name: str, value: Any) -> str:
     if name == "trace":
         return str(value)
     if name == "rps":
-        return "recorded arrivals" if missing else f"{_text(value)} rps"
+        return "recorded arrivals" if missing else f"{scalar_text(value)} rps"
     if name == "slots":
-        return "profile's slots" if missing else f"{_text(value)} slots"
-    return f"{name} {_text(value)}"
+        return "profile's slots" if missing else f"{scalar_text(value)} slots"
+    return f"{name} {scalar_text(value)}"
 
 
 def _styles(data: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -515,7 +516,3 @@ def _figure_bytes(figure: Figure, kind: str) -> bytes:
     }[kind]
     figure.savefig(sink, format=kind, dpi=200, metadata=metadata)
     return sink.getvalue()
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -188,6 +188,11 @@ def parse_scalar(value: Any) -> Scalar:
     return text
 
 
+def scalar_text(value: Scalar) -> str:
+    """The value as people read it: a number without trailing zeros, and a dash for none."""
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def _dashed(name: str) -> str:
     return "--" + name.replace("_", "-").replace("knobs", "knob")
 

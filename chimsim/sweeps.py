@@ -46,7 +46,7 @@ from chimsim.spec import Spec, read_spec, spec_from
 from chimsim.watch import Watch
 from chimsim.workers import WorkerDied, run_jobs
 from policies import PolicyError
-from traces import TraceError
+from traces import Trace, TraceError
 
 __all__ = ["Cell", "Interrupted", "Progress", "Spec", "cells", "run_cell", "run_sweep", "sweep"]
 
@@ -179,11 +179,17 @@ def _do(job: tuple[Path, Cell]) -> _Outcome:
     return _Outcome()
 
 
-def run_cell(cell: Cell, watch: Watch | None = None, hop_s: float = 0.0) -> tuple[RunResult, dict[str, Any]]:
-    """Simulate one cell, watched if asked for; its records and its summary. ``hop_s`` is as in `simulate`."""
-    trace = trace_named(cell.trace)
-    if trace.digest != cell.trace_digest:
-        raise ChimsimError(f"trace {cell.trace} changed while the sweep was running")
+def run_cell(
+    cell: Cell, watch: Watch | None = None, hop_s: float = 0.0, trace: Trace | None = None
+) -> tuple[RunResult, dict[str, Any]]:
+    """Simulate one cell, watched if asked for; its records and its summary.
+
+    ``hop_s`` is as in `simulate`. ``trace`` takes the place of the cell's own, of which predictors speak all the same.
+    """
+    if trace is None:
+        trace = trace_named(cell.trace)
+        if trace.digest != cell.trace_digest:
+            raise ChimsimError(f"trace {cell.trace} changed while the sweep was running")
     arrivals = times_for(cell.arrivals, trace, cell.workflows, cell.rps)
     policy = make_policy(cell.policy, cell.knobs, cell.seed)
     result = simulate(

@@ -17,7 +17,7 @@ import numpy as np
 
 from chimsim.errors import ChimsimError, near
 from chimsim.grid import Cell
-from chimsim.metrics import mean_and_interval
+from chimsim.metrics import geometric_interval
 from chimsim.results import ordered_json_bytes, write_file
 from chimsim.spec import Scalar, parse_scalar
 from chimsim.sweeps import run_cell
@@ -260,8 +260,6 @@ def _cost(setting: Setting, objective: Objective) -> float:
 
 
 def gain(tuned: Setting, other: Setting, name: str) -> Gain:
-    """By the logarithm of the ratio, seed by seed."""
-    logs = np.log(np.array(other.values) / np.array(tuned.values))
-    mean, half = mean_and_interval(logs)
-    low, middle, high = (100.0 * (1.0 - float(np.exp(-each))) for each in (mean - half, mean, mean + half))
-    return Gain(name, middle, low, high)
+    """By the ratio, seed by seed."""
+    ratio, low, high = geometric_interval(a / b for a, b in zip(tuned.values, other.values, strict=True))
+    return Gain(name, 100.0 * (1.0 - ratio), 100.0 * (1.0 - high), 100.0 * (1.0 - low))

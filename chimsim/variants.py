@@ -51,7 +51,7 @@ def with_knobs(cell: Cell, knobs: Mapping[str, Scalar]) -> Cell:
     """With these knobs of its policy besides those that it has. Raises `policies.PolicyError`."""
     merged = {**cell.knobs, **knobs}
     policy = make_policy(cell.policy, merged, cell.seed)
-    feed = replace(cell.feed, quantile=policy.quantile if cell.feed.learned_lengths is not None else None)
+    feed = cell.feed.asked_by(policy)
     return _changed(cell, {"policy": repr(policy), "predictor": feed.to_dict()}, knobs=merged, feed=feed)
 
 

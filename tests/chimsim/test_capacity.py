@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import chimsim.capacity as capacity
 from chimsim.capacity import Found, Job, key_of, search
-from chimsim.capacity_cli import Row, against
+from chimsim.capacity_text import Row, against
 from chimsim.errors import ChimsimError
 from chimsim.grid import Cell, cells
 from chimsim.slo import Goal, parse_slo
