@@ -5,6 +5,7 @@ It resolves names and defaults once; nothing is left open for the simulator to g
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections import Counter
@@ -36,6 +37,11 @@ class Address:
     served_model: str
     api_key_env: str = ""
     launch: str = ""
+
+    @property
+    def api_key(self) -> str | None:
+        """The key, from the environment; None where it names no variable, or one that is not set."""
+        return os.environ.get(self.api_key_env) if self.api_key_env else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,17 @@ class Cluster:
         """The warnings of all engines; engines that differ only in their names warn once."""
         alike = {replace(engine, name=""): engine for engine in reversed(self.engines)}
         return tuple(warning for engine in reversed(alike.values()) for warning in engine.warnings)
+
+    def addressed(self) -> list[tuple[EngineSpec, Address]]:
+        """Every engine with where it answers. Raises `ChimsimError` for one that does not say."""
+        found = []
+        for spec in self.engines:
+            if spec.address is None:
+                raise ChimsimError(
+                    f"cluster {self.name}: engine {spec.name} has no url; expected url = ... in its table"
+                )
+            found.append((spec, spec.address))
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Ready for JSON: everything of the cluster that can change a result."""

@@ -100,8 +100,7 @@ async def _body(request: Request, most: int) -> bytes:
 
 
 def _refused(refusal: Refusal) -> Response:
-    headers = {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s is not None else None
-    return Response(refusal.to_json(), refusal.status, headers, _JSON)
+    return Response(refusal.to_json(), refusal.status, refusal.headers, _JSON)
 
 
 class _Answer(Response):
@@ -139,8 +138,7 @@ class _Answer(Response):
 
     async def _refuse(self, refusal: Refusal) -> None:
         if not self.begun:
-            headers = {"retry-after": str(refusal.retry_after_s)} if refusal.retry_after_s is not None else {}
-            await self.begin(_JSON, headers, refusal.status)
+            await self.begin(_JSON, refusal.headers, refusal.status)
             await self.write(refusal.to_json())
         elif self._ask.stream:
             # The status is out; in a stream an error is an event of its own, and there is no [DONE].

@@ -51,6 +51,11 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
         self.body = body
 
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the answer besides its content type."""
+        return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
     def to_json(self) -> bytes:
         """The answer's body, in the shape that OpenAI's clients read."""
         if self.body:

@@ -24,9 +24,8 @@ from chimsim.gateway.record import Recorder
 from chimsim.gateway.relay import Outlet, relay
 from chimsim.gateway.sessions import Session, Sessions
 from chimsim.gateway.upstreams import Try, Upstream, Upstreams
-from chimsim.live.client import Client, EngineError
+from chimsim.live.client import BUSY, Client, EngineError
 from chimsim.live.driver import BACKOFF_S, RETRIES
-from chimsim.live.port import BUSY
 from chimsim.replay import Queue, engine_priority
 from policies.interface import Policy, PolicyError, Prediction, RequestView
 
@@ -293,10 +292,9 @@ class Gateway:
         name = attempt.upstream.spec.name
         # Where an engine listens is no client's business.
         told = f"engine {name}: {str(error).removeprefix(attempt.upstream.client.url)}"
-        answered = error.kind == "status" and (status < 500 or status in BUSY)
-        if not answered:
+        if error.ill:
             self._upstreams.ill(attempt.upstream, error)
-        if error.kind == "status" and status < 500 and status not in BUSY:
+        if error.final:
             if status in (401, 403):  # the gateway's key is wrong, not the client's
                 raise Refusal(502, told, "engine_error") from error
             raise Refusal(status, told, body=error.body if _is_json(error.body) else b"") from error

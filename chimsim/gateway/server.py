@@ -53,18 +53,13 @@ async def opened(
         )
     async with AsyncExitStack() as stack:
         clients = {}
-        for spec in cluster.engines:
-            if spec.address is None:
+        for spec, address in cluster.addressed():
+            if address.api_key_env and not address.api_key:
                 raise ChimsimError(
-                    f"cluster {cluster.name}: engine {spec.name} has no url; expected url = ... in its table"
-                )
-            key = os.environ.get(spec.address.api_key_env) if spec.address.api_key_env else None
-            if spec.address.api_key_env and not key:
-                raise ChimsimError(
-                    f"cluster {cluster.name}: engine {spec.name} has api_key_env = {spec.address.api_key_env!r}, and "
+                    f"cluster {cluster.name}: engine {spec.name} has api_key_env = {address.api_key_env!r}, and "
                     "no such variable is set"
                 )
-            client = Client(spec.address.url, api_key=key, inactivity_s=inactivity_s)
+            client = Client(address.url, api_key=address.api_key, inactivity_s=inactivity_s)
             clients[spec.name] = await stack.enter_async_context(client)
         foreteller = await stack.enter_async_context(Foreteller(models, max_batch=max_batch, timeout_s=timeout_s))
         recorder = None

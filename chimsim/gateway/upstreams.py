@@ -54,18 +54,17 @@ class Upstreams:
     def __init__(
         self, cluster: Cluster, policy: Policy, clients: Mapping[str, Client], queue: Queue, clock: Callable[[], float]
     ) -> None:
-        specs = sorted(cluster.engines, key=lambda spec: spec.name)
-        self._all: dict[str, Upstream] = {}
-        for spec in specs:
-            assert spec.address is not None
-            self._all[spec.name] = Upstream(spec, clients[spec.name], spec.address.served_model)
-        self._dispatcher = Dispatcher(policy, [view_of(spec) for spec in specs], queue_in_engine=queue == "engine")
+        self._all = {
+            spec.name: Upstream(spec, clients[spec.name], address.served_model) for spec, address in cluster.addressed()
+        }
+        views = [view_of(spec) for spec in cluster.engines]
+        self._dispatcher = Dispatcher(policy, views, queue_in_engine=queue == "engine")
         self._now = clock
         self._touched: set[str] = set()
         self._recovered = asyncio.Event()
         self._probes: set[asyncio.Task[None]] = set()
         self.models = cluster.models
-        self.meters = Meters([spec.name for spec in specs])
+        self.meters = Meters(list(self._all))
 
     async def close(self) -> None:
         """Stop asking ill engines."""

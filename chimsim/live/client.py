@@ -19,6 +19,8 @@ from chimsim.errors import ChimsimError, near
 
 Kind = Literal["refused", "timeout", "closed", "status", "stream", "garbage"]
 FINISHED = ("stop", "length")
+BUSY = (408, 425, 429, 503)
+"""Statuses of a server that is well but wants to be asked later."""
 KEEP_ALIVE_S = 2.0
 """Unused connections are given up well before vLLM closes them, at 5 s: one closed just then looks like a fault."""
 _SHOWN = 300
@@ -37,6 +39,16 @@ class EngineError(ChimsimError):
         self.kind = kind
         self.status = status
         self.body = body
+
+    @property
+    def ill(self) -> bool:
+        """Whether the server seems to be at fault; one that is busy, or refuses a request, is well."""
+        return self.kind != "status" or ((self.status or 0) >= 500 and self.status not in BUSY)
+
+    @property
+    def final(self) -> bool:
+        """Whether there is no use in asking again: the server is well, and does not want this request."""
+        return not self.ill and self.status not in BUSY
 
 
 @dataclass(frozen=True, slots=True)

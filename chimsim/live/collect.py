@@ -7,7 +7,6 @@ journal; the trace is made of it at the end.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,24 +16,24 @@ from typing import Any, TypeVar
 from chimsim.config import Cluster
 from chimsim.errors import ChimsimError
 from chimsim.live.client import Chat, Client, EngineError
+from chimsim.live.driver import BACKOFF_S, DOWN_S, PROBE_S, RETRIES
 from chimsim.live.grading import Grader
 from chimsim.live.journal import Journal
 from chimsim.live.measure import together
-from chimsim.live.port import BUSY
 from chimsim.live.questions import Question
 from chimsim.live.roles import Role, Roles
 from chimsim.results import digest
 from traces import Run, Stage, Trace, Workflow
+from traces.readers.call import in_common
 from traces.schema import SharedPrefix
 
 A = TypeVar("A")
 T = TypeVar("T")
 
-PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+PAUSES_S = tuple(BACKOFF_S * 2.0**tried for tried in range(RETRIES))
 """Before a call is sent again to an engine that is busy or ill."""
-BACK_S = 120.0
+BACK_S = DOWN_S
 """How long an engine that does not answer may take to come back."""
-PROBE_S = 1.0
 MOST_LOSSES = 3
 """So often may an engine be lost in the middle of one question before that question is taken for the cause."""
 
@@ -90,14 +89,10 @@ async def servers(cluster: Cluster, inactivity_s: float) -> AsyncIterator[dict[s
     """The engines of each model, answering. Raises `ChimsimError` or `EngineError` for one that does not."""
     async with AsyncExitStack() as stack:
         found: dict[str, list[Server]] = {model: [] for model in cluster.models}
-        for spec in cluster.engines:
-            address = spec.address
-            if address is None:
-                raise ChimsimError(
-                    f"cluster {cluster.name}: engine {spec.name} has no url; expected url = ... in its table"
-                )
-            key = os.environ.get(address.api_key_env) if address.api_key_env else None
-            client = await stack.enter_async_context(Client(address.url, api_key=key, inactivity_s=inactivity_s))
+        for spec, address in cluster.addressed():
+            client = await stack.enter_async_context(
+                Client(address.url, api_key=address.api_key, inactivity_s=inactivity_s)
+            )
             served = await client.served(address.served_model)
             found[spec.model].append(Server(spec.name, client, address.served_model, served.max_model_len))
         yield found
@@ -156,7 +151,7 @@ async def collect(
                 try:
                     await one(server, question, model)
                 except EngineError as error:
-                    if not _final(error) and not await server.client.healthy():
+                    if not error.final and not await server.client.healthy():
                         lost = error
                         losses[question.id] += 1
                     if lost is not None and losses[question.id] < MOST_LOSSES:
@@ -205,7 +200,7 @@ async def run_workflow(server: Server, question: Question, roles: Roles, samplin
                 begun_by.setdefault(role.system, f"{question.kind}-{role.name}")
                 told["shared_prefix"] = SharedPrefix(begun_by[role.system], prefix)
                 if stages and stages[-1].shared_prefix == told["shared_prefix"]:
-                    told["reused_tokens"] = _common(before, ids)
+                    told["reused_tokens"] = in_common(before, ids)
         before = ids
         stages.append(
             Stage(
@@ -239,15 +234,10 @@ async def _patiently(ask: Callable[[A], Awaitable[T]], what: A) -> T:
         try:
             return await ask(what)
         except EngineError as error:
-            if _final(error):
+            if error.final:
                 raise
         await asyncio.sleep(pause_s)
     return await ask(what)
-
-
-def _final(error: EngineError) -> bool:
-    """Whether there is no use in asking again: the engine is well and does not want this request."""
-    return error.kind == "status" and (error.status or 0) < 500 and error.status not in BUSY
 
 
 async def _comes_back(server: Server) -> bool:
@@ -273,14 +263,5 @@ async def _prefix_tokens(server: Server, role: Role) -> int:
     That is the beginning of the chat template and the system message.
     """
     if role.system not in server.prefixes:
-        server.prefixes[role.system] = _common(*[await _tokens(server, role.system, user) for user in ("A", "7")])
+        server.prefixes[role.system] = in_common(*[await _tokens(server, role.system, user) for user in ("A", "7")])
     return server.prefixes[role.system]
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    same = 0
-    for one, other in zip(first, second, strict=False):
-        if one != other:
-            break
-        same += 1
-    return same

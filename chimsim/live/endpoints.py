@@ -40,36 +40,28 @@ async def endpoints(
 
     What started engines print goes to files in ``logs``.
     """
-    for spec in cluster.engines:
-        if spec.address is None:
-            raise ChimsimError(
-                f"cluster {cluster.name}: engine {spec.name} has no url; expected url = ... in its table"
-            )
+    engines = cluster.addressed()
     async with AsyncExitStack() as stack:
         found: dict[str, Endpoint] = {}
         started: dict[str, asyncio.subprocess.Process] = {}
-        for spec in cluster.engines:
-            assert spec.address is not None
-            if launch:
-                if not spec.address.launch:
+        for spec, address in engines if launch else ():
+            if not address.launch:
+                raise ChimsimError(f"cluster {cluster.name}: engine {spec.name} has no launch = ... to start it with")
+            async with Client(address.url, inactivity_s=inactivity_s, connect_s=2.0) as client:
+                if await client.healthy():
                     raise ChimsimError(
-                        f"cluster {cluster.name}: engine {spec.name} has no launch = ... to start it with"
+                        f"engine {spec.name}: something answers at {address.url} already; stop it, or leave "
+                        "--launch out"
                     )
-                async with Client(spec.address.url, inactivity_s=inactivity_s, connect_s=2.0) as client:
-                    if await client.healthy():
-                        raise ChimsimError(
-                            f"engine {spec.name}: something answers at {spec.address.url} already; stop it, or leave "
-                            "--launch out"
-                        )
-                started[spec.name] = await stack.enter_async_context(_process(spec, spec.address, logs))
-        for spec in cluster.engines:
-            assert spec.address is not None
-            key = os.environ.get(spec.address.api_key_env) if spec.address.api_key_env else None
-            client = await stack.enter_async_context(Client(spec.address.url, api_key=key, inactivity_s=inactivity_s))
+            started[spec.name] = await stack.enter_async_context(_process(spec, address, logs))
+        for spec, address in engines:
+            client = await stack.enter_async_context(
+                Client(address.url, api_key=address.api_key, inactivity_s=inactivity_s)
+            )
             if spec.name in started:
-                say(f"waiting for {spec.name} at {spec.address.url}")
+                say(f"waiting for {spec.name} at {address.url}")
                 await _until_well(spec, client, started[spec.name], _log_of(spec, logs))
-            found[spec.name] = await _look(spec, spec.address, client)
+            found[spec.name] = await _look(spec, address, client)
         watching = asyncio.get_running_loop().create_task(_watch(list(found.values())))
         try:
             yield found

@@ -17,8 +17,6 @@ from chimsim.live.driver import Events, LiveRequest
 from chimsim.live.metrics import EngineMetrics, look
 
 ROUND_TRIPS = 20
-BUSY = (408, 425, 429, 503)
-"""Statuses of a server that is well but wants to be asked later."""
 
 
 @dataclass
@@ -135,10 +133,7 @@ class ServerPort:
             answer = await endpoint.client.complete(completion, on_chunk=hear)
         except EngineError as error:
             self._over(request)
-            status = error.status or 0
-            well = error.kind == "status" and (status < 500 or status in BUSY)
-            refused = error.kind == "status" and status < 500 and status not in BUSY
-            events.on_failure(request, error, ill=not well, again=not refused)
+            events.on_failure(request, error, ill=error.ill, again=not error.final)
             return
         self._over(request)
         if before == 0:

@@ -161,3 +161,13 @@ def parents_first(ids: Sequence[str], waits_for: Mapping[str, Sequence[str]], pl
             else:
                 path.append(open_parent)
     return list(done)
+
+
+def in_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """How many leading tokens two sequences share."""
+    count = 0
+    for one, other in zip(first, second, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count

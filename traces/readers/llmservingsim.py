@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from traces.files import parse_json, read_lines
-from traces.readers.call import Asked, Call, Recorded, expected, json_object, nanoseconds, text, tokens, value_of
+from traces.readers.call import (
+    Asked,
+    Call,
+    Recorded,
+    expected,
+    in_common,
+    json_object,
+    nanoseconds,
+    text,
+    tokens,
+    value_of,
+)
 
 _FIELDS = ("input_toks", "output_toks", "arrival_time_ns")
 
@@ -47,7 +58,7 @@ def _session(rows: object, where: str, asked: Asked) -> tuple[Call, ...]:
         place = f"{where}: sub_requests[{index}]"
         row = json_object(item, place, ("input_toks", "output_toks", "tool_duration_ns"))
         prompt = _ids(row, "input_tok_ids", "input_toks", place)
-        reused = _common(before, prompt)
+        reused = in_common(before, prompt)
         calls.append(_call(row, place, delay_ns, reused if index else 0))
         before = [*prompt, *_ids(row, "output_tok_ids", "output_toks", place)] if prompt else ()
         delay_ns = nanoseconds(row.get("tool_duration_ns", 0), asked.time_unit, "tool_duration_ns", place)
@@ -70,13 +81,3 @@ def _ids(row: Mapping[str, Any], name: str, length: str, where: str) -> Sequence
             where, name, f"a list of {length} ({row.get(length)}) token ids", len(ids) if type(ids) is list else ids
         )
     return ids
-
-
-def _common(before: Sequence[int], ids: Sequence[int]) -> int:
-    """How many leading tokens two sequences share."""
-    count = 0
-    for one, other in zip(before, ids, strict=False):
-        if one != other:
-            break
-        count += 1
-    return count
