@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.special import stdtrit
 
+from chimsim.fairness import aged_admissions, by_stages, jain_index
 from chimsim.records import RunResult
 
 Value = float | int | str | None
@@ -55,6 +56,8 @@ def summarise(
         **_spread(_floats(finished["queue_time_s"]), "workflow_queue_time_s"),
         **_spread(_floats(done["admitted_at"]) - _floats(done["ready_at"]), "queue_time_s"),
         **_slowdown(_floats(finished["slowdown"])),
+        **by_stages(finished),
+        **_overhead(done, finished),
     }
     request_times = _request_times_ms(done)
     for name in ("ttft", "tpot"):
@@ -71,6 +74,7 @@ def summarise(
         "preemptions": int(requests["preemptions"].sum()),
         "yields": int(requests["yields"].sum()),
         "promotions": int(requests["promotions"].sum()),
+        "aged_admissions": aged_admissions(done),
         "longest_wait_s": float(waits.max()) if len(waits) else None,
         "queues_filled": _mean((waits > QUEUED_S).astype(np.float64)),
         "max_workflow_latency_s": float(finished["latency_s"].max()) if len(finished) else None,
@@ -187,7 +191,18 @@ def _slowdown(values: Floats) -> dict[str, Value]:
         "mean_slowdown": _mean(values),
         "p50_slowdown": _quantile(values, 0.5),
         "p99_slowdown": _quantile(values, 0.99),
+        "p999_slowdown": _quantile(values, 0.999),
+        # of the speeds, as shares of that on an idle engine
+        "jain_index": jain_index(1 / values),
     }
+
+
+def _overhead(done: pd.DataFrame, finished: pd.DataFrame) -> dict[str, Value]:
+    """The share of a workflow's latency that router and predictor took."""
+    charged_s = (done["enqueued_at"] - done["ready_at"]).groupby(done["workflow"]).sum()
+    shares = _floats(charged_s.reindex(finished["workflow"]).reset_index(drop=True)) / _floats(finished["latency_s"])
+    shares = shares[np.isfinite(shares)]
+    return {"mean_overhead_share": _mean(shares), "max_overhead_share": float(shares.max()) if len(shares) else None}
 
 
 def _per_token_ms(finished: pd.DataFrame) -> float | None:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from chimsim.errors import ChimsimError
 from chimsim.records import RunResult
 
-FORMAT = 2
+FORMAT = 3
 """Counts up when the meaning of a cell's files changes, so that cells of two formats never mix."""
 
 TABLES = ("requests", "workflows", "engines", "timeline", "itl")
