@@ -28,9 +28,11 @@ from calibration.saved import ModelError
 from chimsim.calibrate_cli import calibrate_app
 from chimsim.capacity_cli import capacity_command
 from chimsim.collect_cli import collect_command
+from chimsim.compare_cli import compare_command
 from chimsim.errors import ChimsimError
 from chimsim.explain_cli import explain_command
 from chimsim.feeds import training_overlap
+from chimsim.frontier_cli import frontier_command
 from chimsim.grid import Cell, plan
 from chimsim.live_run_cli import live_command
 from chimsim.measure_cli import register as add_measuring
@@ -72,11 +74,13 @@ from chimsim.options import (
     note,
     resolve,
 )
-from chimsim.plots import FORMATS, KINDS, LATENCIES, draw
+from chimsim.plots import FORMATS, KINDS, LATENCIES, STYLES, draw
 from chimsim.predictor_cli import predictor_app
 from chimsim.profiles_cli import profiles_command
 from chimsim.progress import progress_bar
 from chimsim.report import run_tables, summary_table, warnings
+from chimsim.report_cli import report_command
+from chimsim.reproduce_cli import reproduce_command
 from chimsim.results import Results, ordered_json_bytes
 from chimsim.router_cli import router_app
 from chimsim.serve_cli import serve_command
@@ -84,6 +88,7 @@ from chimsim.spec import scalar_text
 from chimsim.sweeps import Interrupted, Progress, run_cell, run_sweep
 from chimsim.timeline import check_timeline, write_timeline
 from chimsim.trace_cli import trace_app
+from chimsim.training_cli import listed
 from chimsim.tune_cli import tune_command
 from chimsim.validate_cli import validate_command
 from chimsim.watch import Watch
@@ -93,7 +98,7 @@ from traces import TraceError
 
 app = typer.Typer(
     help="Simulate mixed vLLM clusters that serve multi-stage agent workflows.\n\n"
-    "Start with: chimsim sweep experiments/readme-frontier.toml --out results/first",
+    "Start with: chimsim sweep experiments/fig5.toml --out results/first",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -107,7 +112,11 @@ app.add_typer(calibrate_app, name="calibrate")
 app.command("profiles")(profiles_command)
 app.command("capacity")(capacity_command)
 app.command("tune")(tune_command)
+app.command("frontier")(frontier_command)
+app.command("compare")(compare_command)
 app.command("explain")(explain_command)
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
 app.command("validate")(validate_command)
 app.command("live")(live_command)
 app.command("serve")(serve_command)
@@ -154,10 +163,10 @@ def sweep(
     """Run a grid of simulations into a results folder.
 
     \b
-    chimsim sweep experiments/readme-frontier.toml --out results/first
+    chimsim sweep experiments/fig5.toml --out results/first
     chimsim sweep --trace apps --combo qwen1.5b+7b --policy fcfs,stjf,chimera \\
         --rps 8,12 --tau 0,0.5,1,inf --slots 64 --seeds 3 --workers 2 --out results/x
-    chimsim sweep experiments/readme-frontier.toml --rps 16 --dry-run
+    chimsim sweep experiments/fig5.toml --rps 16 --dry-run
 
     Comma lists multiply; parameters that a policy does not have do not multiply its cells. Interrupted or
     killed, the same command goes on where it stopped.
@@ -226,7 +235,7 @@ def run(
     chimsim run --trace apps --combo qwen1.5b+7b --policy chimera --tau 1 --rps 8
     chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --json > run.json
     chimsim run --trace apps --combo qwen7b --policy fcfs --rps 4 --timeline fcfs.json.gz
-    chimsim run experiments/readme-frontier.toml --policy stjf --rps 12 --seed 1
+    chimsim run experiments/fig5.toml --policy stjf --rps 12 --seed 1
     """
     options = given_options(locals())
     if timeline is not None:
@@ -263,19 +272,36 @@ def plot(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results folder of a sweep.")],
     kind: Annotated[str, typer.Option(help=f"Figures: {','.join(KINDS)}")] = ",".join(KINDS),
     latency: Annotated[str, typer.Option(help=f"Latency of the frontier: {', '.join(LATENCIES)}")] = "mean",
-    formats: Annotated[str, typer.Option("--format", help=f"File formats: {','.join(FORMATS)}")] = "png,svg",
+    style: Annotated[str, typer.Option(help=f"Look: {', '.join(STYLES)}; a paper's go to DIR/paper.")] = "screen",
+    formats: Annotated[
+        str, typer.Option("--format", help=f"Of {','.join(FORMATS)}; default png,svg, for a paper pdf,svg.")
+    ] = "",
+    width: Annotated[float | None, typer.Option(help="Inches; a paper's column is 3.5, both are 7.16.")] = None,
+    height: Annotated[float | None, typer.Option(help="Inches; default: by the number of panels.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Also the numbers drawn (a paper's always).")] = False,
+    trace: Annotated[str | None, typer.Option(help="Only these traces, a comma list.")] = None,
+    combo: Annotated[str | None, typer.Option(help="Only these combinations.")] = None,
+    rps: Annotated[str | None, typer.Option(help="Only these rates.")] = None,
+    policy: Annotated[str | None, typer.Option(help="Only these policies, by their labels.")] = None,
 ) -> None:
     """Draw the figures of a results folder into it.
 
     \b
     chimsim plot results/first
     chimsim plot results/first --kind frontier --latency p99 --format pdf
+    chimsim plot results/first --style paper --kind frontier --trace apps --rps 8 --width 3.5
+
+    Figures for a paper have embedded fonts of 7 to 8 points at the size given, and beside them the numbers drawn.
     """
     results = Results(folder)
     if not results.complete:
         note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
-    kinds = [name.strip() for name in kind.split(",") if name.strip()]
-    files = draw(results, kinds, latency=latency, formats=[f.strip() for f in formats.split(",") if f.strip()])
+    kinds = listed(kind)
+    chosen = {"trace": trace, "combo": combo, "rps": rps, "policy": policy}
+    files = draw(
+        results, kinds, latency=latency, formats=listed(formats), style=style, width_in=width, height_in=height,
+        csv=csv, only={axis: listed(text) for axis, text in chosen.items() if text},
+    )  # fmt: skip
     for path in files:
         typer.echo(str(path))
     if "frontier" in kinds and not any(path.name.startswith("frontier") for path in files):

@@ -40,7 +40,7 @@ def by_stages(finished: pd.DataFrame) -> dict[str, float]:
 
 
 def aged_admissions(done: pd.DataFrame) -> int:
-    """Admissions at which a call of a shorter job was waiting for the same engine: promoted by age, or by another order.
+    """Admissions at which a call of a shorter job waited for the same engine: promoted by age, or by another order.
 
     A job is the output tokens of this call and its workflow's later ones, as they were in truth. A strict shortest
     total job first that knows them has none while slots are what calls wait for.

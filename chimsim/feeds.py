@@ -19,36 +19,69 @@ from chimsim.config import Cluster, combo_cluster, load_cluster
 from chimsim.errors import ChimsimError, near
 from chimsim.idle import fit, oversize_message
 from chimsim.learned import LearnedPredictor, cost_s, manifest_of
-from chimsim.predictors import Predictor, build_predictor
-from chimsim.spec import ROUTERS, Scalar, Spec
+from chimsim.predictors import Predictor, ShuffledRouter, build_predictor
+from chimsim.spec import ROUTERS, SHUFFLED, Scalar, Spec
+from policies import policy_class
 from policies.interface import Policy
 from traces import Trace, arrivals, load_trace
 
 QRF = "qrf:"
 """Before the folder of a length model, among the length predictors."""
 HELD_OUT = "\n"
-"""Between a trace's name and the folders of models: the part of the trace that none of them was trained on."""
+"""Between a trace's name and the folders of models: what of the trace none of them was trained on."""
+PART = "\t"
+"""Between those and ``k/n``: the k-th of n parts of these workflows."""
 
 
 @lru_cache(maxsize=8)
 def trace_named(name: str) -> Trace:
     """`traces.load_trace`, remembering the last few: a sweep reads each file once a process.
 
-    Behind `HELD_OUT` may stand folders of saved models, which leaves what they were not trained on.
+    Behind `HELD_OUT` may stand folders of saved models, which leaves what they were not trained on, and behind `PART`
+    a part of the workflows.
     """
-    base, *folders = name.split(HELD_OUT)
+    whole, _, part = name.partition(PART)
+    base, *folders = whole.split(HELD_OUT)
     trace = load_trace(base)
-    if not folders:
+    if name == base:
         return trace
-    held_out = frozenset.intersection(*(manifest_of(folder).held_out for folder in folders))
-    workflows = tuple(workflow for workflow in trace.workflows if workflow.workflow_id in held_out)
-    if not workflows:
-        raise ChimsimError(
-            f"split test: {', '.join(folders)} held no workflow of trace {trace.name} back; train with --test-share, "
-            "on this trace"
-        )
+    workflows = trace.workflows
+    if folders:
+        held_out = frozenset.intersection(*(manifest_of(folder).held_out for folder in folders))
+        workflows = tuple(workflow for workflow in workflows if workflow.workflow_id in held_out)
+        if not workflows:
+            raise ChimsimError(
+                f"split test: {', '.join(folders)} held no workflow of trace {trace.name} back; train with "
+                "--test-share, on this trace"
+            )
+    if part:
+        workflows = tuple(workflow for workflow in workflows if in_part(workflow.workflow_id, part))
+        if not workflows:
+            raise ChimsimError(f"part {part}: none of the workflows of trace {trace.name} is in it")
     content = "\0".join([trace.digest, *(workflow.workflow_id for workflow in workflows)])
     return Trace(trace.name, workflows, hashlib.sha256(content.encode()).hexdigest())
+
+
+def name_of(key: str) -> str:
+    """The trace that a name for `trace_named` begins with."""
+    return key.partition(PART)[0].partition(HELD_OUT)[0]
+
+
+def in_part(workflow_id: str, part: str) -> bool:
+    """Whether a workflow is in ``k/n``; by a hash of its id alone, so that it does not depend on the others."""
+    number, _, parts = part.partition("/")
+    drawn = int.from_bytes(hashlib.sha256(workflow_id.encode()).digest()[:8], "big")
+    return drawn % int(parts) == int(number) - 1
+
+
+def label_leak(policy: str, feed: Feed) -> str | None:
+    """A warning where true lengths choose the model, or None."""
+    if feed.lengths is None or feed.learned_lengths is not None or not policy_class(policy).routes_by_length:
+        return None
+    return (
+        f"{policy} chooses the model by lengths that come from the true ones, which tell the answer: failures run "
+        "long; give --length-predictor qrf:FOLDER, with --split test"
+    )
 
 
 def training_overlap(feed: Feed, name: str) -> str | None:
@@ -69,9 +102,9 @@ class Feed:
     """What the predictor of a cell is; None where the policy does not read that prediction.
 
     ``router`` is trace, oracle or none, the folder of a saved router, or a number: the average precision of a noisy
-    one. ``lengths`` is a Kendall distance, or ``qrf:FOLDER`` of a saved length model; ``rank`` a saved rank model's
-    folder, None for the order of the lengths. ``quantile`` is what the policy asks a saved length model for, None its
-    own.
+    one; with ``shuffled`` each workflow has the confidence of another. ``lengths`` is a Kendall distance, or
+    ``qrf:FOLDER`` of a saved length model; ``rank`` a saved rank model's folder, None for the order of the lengths.
+    ``quantile`` is what the policy asks a saved length model for, None its own.
     """
 
     router: str | float | None
@@ -80,6 +113,7 @@ class Feed:
     router_s: float
     predictor_s: float
     quantile: float | None = None
+    shuffled: bool = False
 
     @property
     def learned_router(self) -> str | None:
@@ -110,16 +144,18 @@ class Feed:
             "router_s": self.router_s,
             "predictor_s": self.predictor_s,
             "quantile": self.quantile,
+            **({"shuffled": True} if self.shuffled else {}),
         }
 
     def axes(self) -> dict[str, Scalar]:
         """The predictor's columns of the summary."""
         noisy = isinstance(self.router, float)
         lengths = self.learned_lengths
+        source = (self.learned_router and Path(self.learned_router).name) or self.router
         # Every source has a name of its own: an empty one would be averaged with the others in tables and figures.
         named = None if self.lengths is None else "oracle" if not self.lengths else "noisy"
         return {
-            "router": "noisy" if noisy else (self.learned_router and Path(self.learned_router).name) or self.router,
+            "router": "noisy" if noisy else f"{SHUFFLED}{source}" if self.shuffled else source,
             "router_map": self.router if noisy else None,
             "length_predictor": Path(lengths).name if lengths is not None else named,
             "length_error": None if lengths is not None else self.lengths,
@@ -137,12 +173,14 @@ def feed_for(axes: Mapping[str, Scalar], auto: str) -> Feed:
     router = auto if axes["router"] == "auto" else axes["router"]
     lengths = axes["lengths"]
     rank = None if axes["rank_predictor"] in (None, "oracle") else str(axes["rank_predictor"])
+    shuffled = isinstance(router, str) and router.startswith(SHUFFLED)
     feed = Feed(
-        router=router if router is None or isinstance(router, str) else float(router),
+        router=router.removeprefix(SHUFFLED) if isinstance(router, str) else None if router is None else float(router),
         lengths=lengths if lengths is None or isinstance(lengths, str) else float(lengths),
         rank=rank,
         router_s=0.0,
         predictor_s=0.0,
+        shuffled=shuffled,
     )
     router_s, predictor_s = axes["router_s"], axes["predictor_s"]
     if router_s is None:
@@ -161,6 +199,8 @@ def auto_router(trace: Trace, models: tuple[str, ...]) -> str:
 @lru_cache(maxsize=8)
 def _predictor(name: str, digest: str, models: tuple[str, ...], feed: Feed, seed: int) -> Predictor:
     trace = trace_named(name)
+    if feed.shuffled:
+        return ShuffledRouter(trace, _predictor(name, digest, models, replace(feed, shuffled=False), seed), seed)
     noisy = isinstance(feed.router, float)
     taken = feed.router is None or feed.learned_router is not None
     base = build_predictor(

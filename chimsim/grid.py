@@ -9,7 +9,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from chimsim.config import Cluster, engines_by_combo
 from chimsim.errors import ChimsimError, near
 from chimsim.feeds import (
     HELD_OUT,
+    PART,
     QRF,
     Feed,
     auto_router,
@@ -27,10 +28,11 @@ from chimsim.feeds import (
     feed_for,
     in_engine,
     make_cluster,
+    name_of,
     trace_named,
 )
 from chimsim.results import FORMAT, digest
-from chimsim.spec import POLICY_AXES, ROUTERS, Axis, PolicyEntry, Scalar, Spec, scalar_text
+from chimsim.spec import POLICY_AXES, ROUTERS, SHUFFLED, TRACE, Axis, PolicyEntry, Scalar, Spec, scalar_text
 from policies import Policy, load_policy, policy_class
 from policies import knobs as knobs_of
 from traces import Trace
@@ -85,12 +87,15 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
     trace_named.cache_clear()
     policies = {entry.label: policy_class(entry.policy) for entry in spec.policy}
     _check_knobs(spec, policies)
-    names = list(spec.trace)
-    if spec.split == "test":
-        if not _folders(spec):
-            raise ChimsimError("split test: no saved model is used; give --router or --length-predictor a folder")
-        names = [HELD_OUT.join([name, *_folders(spec)]) for name in spec.trace]
-    traces = {name: trace_named(name) for name in names}
+    specs = {}
+    for name in spec.trace:
+        own = _of_trace(spec, trace_named(name).name)
+        if spec.split == "test":
+            if not _folders(own):
+                raise ChimsimError("split test: no saved model is used; give --router or --length-predictor a folder")
+            name = HELD_OUT.join([name, *_folders(own)])
+        specs[name if spec.part is None else f"{name}{PART}{spec.part}"] = own
+    traces = {name: trace_named(name) for name in specs}
     counts = engines_by_combo(spec.combo, spec.engines) if spec.combo else {}
     clusters = [
         (label, slots, make_cluster(label, is_file, slots, counts.get(label, spec.engines), spec.max_num_seqs))
@@ -103,9 +108,9 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
             check_trace(trace, cluster, spec)
     found = [
         cell
-        for name in names
+        for name, own in specs.items()
         for label, slots, cluster in clusters
-        for cell in _cells_of(spec, name, traces[name], label, slots, cluster, policies)
+        for cell in _cells_of(own, name, traces[name], label, slots, cluster, policies)
     ]
     seen: dict[tuple[Feed, str, tuple[str, ...]], int] = {}
     for cell in found:
@@ -189,7 +194,7 @@ def _cell(
     if arrivals not in ("poisson", "recorded"):
         config["arrivals_digest"] = trace_named(arrivals).digest
     shown: dict[str, Scalar] = {
-        "trace": name.split(HELD_OUT)[0] if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
+        "trace": name_of(name) if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
         "combo": label,
         "slots": slots,
         "rps": rps,
@@ -302,12 +307,24 @@ def _reading_axes(spec: Spec, entry: PolicyEntry, policy: type[Policy]) -> dict[
     }
 
 
+def _of_trace(spec: Spec, trace: str) -> Spec:
+    """The spec for one of its traces: its name in the folders of saved models."""
+
+    def named(axis: Axis) -> Axis:
+        return tuple(value.replace(TRACE, trace) if isinstance(value, str) else value for value in axis)
+
+    policies = [replace(e, overrides={n: named(axis) for n, axis in e.overrides.items()}) for e in spec.policy]
+    models = {name: named(getattr(spec, name)) for name in ("router", "length_predictor", "rank_predictor")}
+    return replace(spec, policy=tuple(policies), **models)  # type: ignore[arg-type]
+
+
 def _folders(spec: Spec) -> list[str]:
     """The folders of all saved models that the spec names."""
     found: list[str] = []
     for entry in spec.policy:
         values = {name: entry.overrides.get(name, getattr(spec, name)) for name in POLICY_AXES}
-        found += [str(v) for v in values["router"] if isinstance(v, str) and v not in ROUTERS]
+        sources = [v.removeprefix(SHUFFLED) for v in values["router"] if isinstance(v, str)]
+        found += [source for source in sources if source not in ROUTERS]
         found += [str(v).removeprefix(QRF) for v in values["length_predictor"] if isinstance(v, str)]
         found += [str(v) for v in values["rank_predictor"] if v != "oracle"]
     return list(dict.fromkeys(found))
@@ -331,9 +348,7 @@ def _manifest(
         "chimsim": chimsim.__version__,
         "spec": spec.to_dict(),
         "seeds": list(spec.seeds),
-        "traces": {
-            n.split(HELD_OUT)[0]: {"sha256": t.digest, "workflows": len(t.workflows)} for n, t in sorted(traces.items())
-        },
+        "traces": {name_of(n): {"sha256": t.digest, "workflows": len(t.workflows)} for n, t in sorted(traces.items())},
         "clusters": {digest(c.to_dict())[:16]: c.to_dict() for c in clusters},
         "policies": {
             entry.label: sorted({c.config["policy"] for c in found if c.axes["policy"] == entry.label})

@@ -132,14 +132,14 @@ def non_dominated(points: Sequence[tuple[float, float]]) -> list[bool]:
     return keep
 
 
-def mean_and_interval(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and half width of the 95 % Student interval over replications; the width of one value is 0."""
+def mean_and_interval(values: Iterable[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Mean and half width of the Student interval over replications, 95 % unless said; the width of one value is 0."""
     array = np.asarray([v for v in values if v == v], dtype=np.float64)
     if not len(array):
         return float("nan"), 0.0
     if len(array) == 1:
         return float(array[0]), 0.0
-    half = float(stdtrit(len(array) - 1, 0.975)) * float(array.std(ddof=1)) / sqrt(len(array))
+    half = float(stdtrit(len(array) - 1, 0.5 + confidence / 2)) * float(array.std(ddof=1)) / sqrt(len(array))
     return float(array.mean()), half
 
 

@@ -31,7 +31,9 @@ ArrivalsOpt = Annotated[
 ]
 RouterOpt = Annotated[
     str | None,
-    typer.Option("--router", help="Confidence: trace, oracle, none (constant), noisy:0.6 or the folder of a router."),
+    typer.Option(
+        "--router", help="Confidence: trace, oracle, none (constant), noisy:0.6, a router's folder; shuffled:SOURCE."
+    ),
 ]
 LengthPredictorOpt = Annotated[
     str | None, typer.Option("--length-predictor", help="Lengths: oracle, noisy:0.2 or qrf:FOLDER.")
@@ -41,6 +43,9 @@ RankOpt = Annotated[
 ]
 SplitOpt = Annotated[
     str | None, typer.Option("--split", help="all workflows, or test: those no saved model was trained on.")
+]
+PartOpt = Annotated[
+    str | None, typer.Option("--part", help="A part of the workflows, after --split: 1/2 is the first of two.")
 ]
 MapOpt = Annotated[str | None, typer.Option("--router-map", help="Noisy routers of this average precision.")]
 LengthOpt = Annotated[

@@ -6,8 +6,7 @@ They parse, call and print; learning and scores are in `calibration.length_model
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import chimsim
-from chimsim.errors import ChimsimError, near
+from chimsim.errors import ChimsimError
+from chimsim.training import trainer_of
 from chimsim.training_cli import (
     JsonOpt,
     ModelsOpt,
@@ -39,8 +38,6 @@ predictor_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-
-KINDS = ("length", "rank")
 
 TraceOpt = Annotated[str, typer.Option("--trace", help="A shipped trace or a trace file; prompts help, labels do not.")]
 KindOpt = Annotated[
@@ -81,51 +78,29 @@ def train(
     chimsim predictor train --trace my.jsonl.gz --kind rank --out models/rank
     chimsim predictor train --trace my.jsonl.gz --quantile 0.9 --test-share 0 -o models/p90
     """
-    from calibration.length_eval import cost_ms, evaluate, judge
-    from calibration.length_model import LengthModel, save_length
-    from calibration.rank_model import save_rank
-    from calibration.rows import check_models, split
-    from calibration.saved import check_folder, training_record
+    from chimsim.training import predictor_into
 
-    trainer = _trainer(kind, quantile=quantile, seed=seed, text=text, history=history)
-    check_folder(out)
+    trainer = trainer_of(kind, quantile=quantile, seed=seed, text=text, history=history)
     loaded = load_trace(trace)
-    chosen = check_models(loaded, names(models))
-    parts = split(loaded, test_share, seed)
     with progress() as tell:
-        tell(f"learning from {len(parts.train)} workflows")
-        began = time.perf_counter()
-        model = trainer(parts.train, chosen)
-        train_s = time.perf_counter() - began
-        tell("judging and timing")
-        table: list[dict[str, Any]] = []
-        if parts.test:
-            table = evaluate(judge(model, parts.test, parts.train), [w.workflow_id for w in loaded.workflows])
-        cost = cost_ms(model, parts.test or parts.train)
-        record = training_record(loaded, parts, chosen, seed, test_share)
-        kept: dict[str, Any] = {"training": record, "scores": {"held_out": table}, "cost_ms": cost}
-        version = chimsim.__version__
-        if isinstance(model, LengthModel):
-            saved = save_length(out, model, made_by=version, **kept)
-        else:
-            saved = save_rank(out, model, made_by=version, **kept)
-    _note_textless(text and not model.reads_text, loaded.name)
+        made = predictor_into(out, loaded, names(models), trainer, test_share=test_share, seed=seed, tell=tell)
+    _note_textless(text and not made.reads_text, loaded.name)
     if as_json:
         print_json(
             {
                 "folder": str(out),
-                "digest": saved.digest,
-                "bytes": saved.size_bytes,
-                "train_s": train_s,
-                **saved.manifest,
+                "digest": made.saved.digest,
+                "bytes": made.saved.size_bytes,
+                "train_s": made.train_s,
+                **made.saved.manifest,
             }
         )
         return
-    typer.echo(f"{loaded.name}: {kind} predictor, learned from {len(parts.train)} workflows in {train_s:.1f} s")
-    if table:
-        typer.echo(f"judged on {len(parts.test)} workflows held out (seed {seed}):")
-        _print_scores(table, kind)
-    print_written(out, saved, cost)
+    typer.echo(f"{loaded.name}: {kind} predictor, learned from {made.learned} workflows in {made.train_s:.1f} s")
+    if made.scores:
+        typer.echo(f"judged on {made.judged} workflows held out (seed {seed}):")
+        _print_scores(made.scores, kind)
+    print_written(out, made.saved, made.cost_ms)
 
 
 @predictor_app.command(name="eval")
@@ -161,7 +136,7 @@ def eval_(
         raise ChimsimError(f"group-by {group_by!r} is unknown; expected workload")
     if model_dir is not None and group_by is not None:
         raise ChimsimError("group-by trains predictors of its own; leave out model-dir")
-    trainer = _trainer(kind, seed=seed, text=text, history=history)
+    trainer = trainer_of(kind, seed=seed, text=text, history=history)
     loaded = load_trace(trace)
     with progress() as tell:
         if model_dir is not None:
@@ -189,23 +164,6 @@ def eval_(
         return
     typer.echo(f"{loaded.name}: {kind} predictor, {how}")
     _print_scores(table, kind)
-
-
-def _trainer(kind: str, *, quantile: float = 0.5, **settings: Any) -> Callable[..., Predictor]:
-    """Of workflows and models it makes a predictor; what is wrong with the options is said before anything is read."""
-    if kind == "rank":
-        from calibration.rank_model import RankSettings, check_lightgbm, train_rank
-
-        if quantile != 0.5:
-            raise ChimsimError("a rank predictor has no quantiles; leave out quantile")
-        check_lightgbm()
-        return lambda workflows, models: train_rank(workflows, models, RankSettings(**settings))
-    if kind != "length":
-        raise ChimsimError(f"kind {kind!r} is unknown{near(kind, KINDS)} (kinds: {', '.join(KINDS)})")
-    from calibration.length_model import LengthSettings, check_quantile, train_length
-
-    check_quantile(quantile)
-    return lambda workflows, models: train_length(workflows, models, LengthSettings(quantile=quantile, **settings))
 
 
 def _judge_saved(trace: Trace, model_dir: Path, models: Sequence[str] | None) -> tuple[Judged, str]:

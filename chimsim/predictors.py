@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isfinite, nan
 from typing import NamedTuple, Protocol
 
@@ -34,6 +35,32 @@ class Predictor(Protocol):
     """charged on every call"""
 
     def predict(self, inputs: PredictionInput) -> Prediction: ...
+
+
+class ShuffledRouter:
+    """Another predictor, whose confidence is that of some other workflow of the workload, for all models alike.
+
+    What is known of single workflows is lost; how confidences spread, and how they differ between models, is kept.
+    Which workflow stands for which is drawn from the seed, one to one.
+    """
+
+    def __init__(self, trace: Trace, base: Predictor, seed: int) -> None:
+        self.router_s, self.predictor_s = base.router_s, base.predictor_s
+        self._base = base
+        self._other: dict[str, str] = {}
+        of_workload: dict[str, list[str]] = {}
+        for workflow in trace.workflows:
+            of_workload.setdefault(workflow.workload, []).append(workflow.workflow_id)
+        rng = np.random.default_rng(seed)
+        for _, ids in sorted(of_workload.items()):
+            self._other.update(zip(ids, rng.permutation(ids).tolist(), strict=True))
+
+    def predict(self, inputs: PredictionInput) -> Prediction:
+        """As `Predictor`."""
+        mine = self._base.predict(inputs)
+        # Of a first call, which every run has.
+        other = replace(inputs, workflow_id=self._other[inputs.workflow_id], stage=0, finished=())
+        return replace(mine, confidence=self._base.predict(other).confidence)
 
 
 class _Unknown(Mapping[str, float]):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
+from chimsim.figures_rows import panel_rows, series_labels
 from chimsim.metrics import mean_and_interval, non_dominated
-from chimsim.plots import panel_rows, series_labels
 
 FEW_QUEUED = 0.01
 """Where no policy lets this share of the requests wait in a real queue, queue orders do not matter."""

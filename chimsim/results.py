@@ -109,6 +109,12 @@ def summary_frame(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def axis_columns(summary: pd.DataFrame) -> list[str]:
+    """The columns of a summary that are axes of its grid: those before ``cell``."""
+    columns = [str(name) for name in summary.columns]
+    return columns[: columns.index("cell")]
+
+
 def canonical(value: Any) -> Any:
     """The value as plain JSON: NaN becomes null, infinities the text ``inf``, tuples lists, keys text."""
     if isinstance(value, float):

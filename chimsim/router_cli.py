@@ -6,7 +6,6 @@ They parse, call and print; learning and scores are in `calibration.router_model
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import chimsim
 from chimsim.errors import ChimsimError
 from chimsim.training_cli import (
     JsonOpt,
@@ -81,47 +79,35 @@ def train(
     chimsim router train --trace my.jsonl.gz --backend modernbert \\
         --base-model answerdotai/ModernBERT-base --out models/bert
     """
-    from calibration.router_eval import cost_ms, evaluate
-    from calibration.router_model import learning_set, save_router, train_router
-    from calibration.rows import check_models, split
-    from calibration.saved import check_folder, training_record
+    from chimsim.training import router_into
 
-    check_folder(out)
     loaded = load_trace(trace)
-    chosen = check_models(loaded, names(models))
-    parts = split(loaded, test_share, seed)
-    data = learning_set(parts.train, chosen)
     with progress() as tell:
-        began = time.perf_counter()
-        router = train_router(data, backend=backend, target=target, seed=seed, base_model=base_model, progress=tell)
-        train_s = time.perf_counter() - began
-        tell("judging and timing")
-        scores: dict[str, Any] = {}
-        if parts.test:
-            test = learning_set(parts.test, chosen)
-            scores = evaluate(test, router.predict_proba(test.prompts), names(pair))
-        cost = cost_ms(router, data.prompts)
-        saved = save_router(
+        made = router_into(
             out,
-            router,
-            training=training_record(loaded, parts, chosen, seed, test_share),
-            scores=scores,
-            cost_ms=cost,
-            made_by=chimsim.__version__,
-            settings={"train_s": round(train_s, 3), "base_model": base_model},
+            loaded,
+            names(models),
+            test_share=test_share,
+            seed=seed,
+            backend=backend,
+            target=target,
+            base_model=base_model,
+            pair=names(pair),
+            tell=tell,
         )
+    saved = made.saved
     if as_json:
         print_json({"folder": str(out), "digest": saved.digest, "bytes": saved.size_bytes, **dict(saved.manifest)})
         return
-    _note_textless(len(parts.train) - len(data.prompts))
+    _note_textless(len(saved.trained_on) - made.learned)
     typer.echo(
-        f"{loaded.name}: {backend} router, target {target}, learned from {len(data.prompts)} workflows "
-        f"in {train_s:.1f} s"
+        f"{loaded.name}: {backend} router, target {target}, learned from {made.learned} workflows "
+        f"in {made.train_s:.1f} s"
     )
-    if scores:
-        typer.echo(f"judged on {scores['n']} workflows held out (seed {seed}):")
-        _print_scores(scores)
-    print_written(out, saved, cost)
+    if made.scores:
+        typer.echo(f"judged on {made.judged} workflows held out (seed {seed}):")
+        _print_scores(made.scores)
+    print_written(out, saved, made.cost_ms)
 
 
 @router_app.command(name="eval")

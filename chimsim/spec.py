@@ -21,6 +21,10 @@ Scalar = float | int | bool | str | None
 Axis = tuple[Scalar, ...]
 
 ROUTERS = ("none", "oracle", "trace")
+TRACE = "{trace}"
+"""In the folder of a saved model: the name of the trace, so that each of several has models of its own."""
+SHUFFLED = "shuffled:"
+"""Before another source of confidence: that of other workflows, which knows nothing of this one."""
 QUEUES = ("dispatcher", "engine")
 SPLITS = ("all", "test")
 """Which workflows of a trace: all, or those that the learned predictors were not trained on."""
@@ -66,6 +70,7 @@ class Spec:
     router_s: tuple[float, ...] = ()
     predictor_s: tuple[float, ...] = ()
     split: str = "all"
+    part: str | None = None
     queue: tuple[str, ...] = ("dispatcher",)
     look_ahead: tuple[int, ...] = (0,)
     oversize: str = "error"
@@ -94,8 +99,20 @@ class Spec:
         return {**kept, "policy": policies}
 
 
+EXPERIMENT_TABLES = ("experiment", "prepare", "quick", "choose", "relation")
+"""What an experiment's file says besides its sweep (`chimsim.reproduce.experiment`)."""
+
+
 def read_spec(path: str | Path) -> dict[str, Any]:
-    """The raw keys of a TOML spec, or of the manifest of an earlier sweep (``manifest.json``)."""
+    """The raw keys of a TOML spec, or of the manifest of an earlier sweep (``manifest.json``).
+
+    Of an experiment's file only its sweep.
+    """
+    return {key: value for key, value in read_document(path).items() if key not in EXPERIMENT_TABLES}
+
+
+def read_document(path: str | Path) -> dict[str, Any]:
+    """All keys and tables of a spec's file. Raises `ChimsimError` that names what cannot be read."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -252,18 +269,33 @@ def _noisy(value: Any, most: float, where: str) -> float | None:
 
 
 def _router(value: Any, where: str) -> float | str:
-    """A source of confidence, a dial (``noisy:0.6``), or the folder of a saved router."""
+    """A source of confidence, a dial (``noisy:0.6``), or the folder of a saved router; ``shuffled:`` before one."""
     dial = _noisy(value, 1.0, where)
     if dial is not None:
         return dial
-    if isinstance(value, str) and value not in ROUTERS and Path(value).is_dir():
+    if isinstance(value, str) and value.startswith(SHUFFLED):
+        return f"{SHUFFLED}{_source(value.removeprefix(SHUFFLED), where)}"
+    return _source(value, where)
+
+
+def _source(value: Any, where: str) -> str:
+    if isinstance(value, str) and value not in ROUTERS and (TRACE in value or Path(value).is_dir()):
         return value
     if isinstance(value, str) and value not in ROUTERS:
         hint = near(value, list(ROUTERS))
         raise ChimsimError(
-            f"{where}: {value!r} is unknown; choose from {', '.join(ROUTERS)}, noisy:0.6 or a router's folder{hint}"
+            f"{where}: {value!r} is unknown; choose from {', '.join(ROUTERS)}, noisy:0.6, a router's folder, "
+            f"or shuffled: before one of them{hint}"
         )
     return _choice(ROUTERS)(value, where)
+
+
+def _part_of(value: Any, where: str) -> str:
+    """``k/n``: the k-th of n parts of the workflows."""
+    number, _, parts = _text(value, where).partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        raise ChimsimError(f"{where}: {value!r} is no part of the workflows; expected one such as 1/2")
+    return f"{int(number)}/{int(parts)}"
 
 
 def _length_predictor(value: Any, where: str) -> float | str:
@@ -281,7 +313,7 @@ def _length_predictor(value: Any, where: str) -> float | str:
 def _rank_predictor(value: Any, where: str) -> str:
     """``oracle``, or the folder of a saved rank model."""
     text = _text(value, where)
-    if text != "oracle" and not Path(text).is_dir():
+    if text != "oracle" and TRACE not in text and not Path(text).is_dir():
         raise ChimsimError(f"{where}: {text!r} is unknown; choose oracle or the folder of a rank model")
     return text
 
@@ -479,6 +511,7 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "length_predictor": _listed(_length_predictor),
     "rank_predictor": _listed(_rank_predictor),
     "split": _single(_choice(SPLITS)),
+    "part": _single(_part_of),
     "length_error": _listed(_real(least=0, most=0.5)),
     "router_s": _listed(_real(least=0)),
     "predictor_s": _listed(_real(least=0)),

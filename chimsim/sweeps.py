@@ -233,14 +233,14 @@ def _note_run(out: Path, command: Sequence[str], workers: int, started: float, r
         "workers": workers,
         "cells_run": ran,
         "cells": total,
-        "commit": _commit(),
+        "commit": commit(),
         "versions": {"chimsim": chimsim.__version__, "python": platform.python_version(), **versions},
         "platform": sys.platform,
     }
     write_file(path, json_bytes({"runs": [*runs, entry]}))
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that this package runs from, ``-dirty`` if changed; None outside of one."""
     root = Path(chimsim.__file__).resolve().parent.parent
     if not (root / ".git").exists():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from policies.atlas import Atlas
 from policies.checks import check_policy
 from policies.chimera import Chimera
+from policies.costaware import Costaware
 from policies.fcfs import Fcfs
 from policies.interface import Policy, PolicyError
 from policies.knobs import REQUIRED, Knob, convert, knobs, near
@@ -28,6 +29,7 @@ POLICIES: dict[str, type[Policy]] = {
     "plas": Plas,
     "atlas": Atlas,
     "chimera": Chimera,
+    "costaware": Costaware,
 }
 
 __all__ = [

@@ -111,6 +111,9 @@ class Policy(Protocol):
 
     reads: ClassVar[frozenset[str]] = frozenset()
 
+    routes_by_length: ClassVar[bool] = False
+    """True: the lengths foretold of a workflow choose its model. True lengths must not: they tell who fails."""
+
     quantile: float | None = None
     """Which quantile of the lengths it wants foretold, between 0 and 1; None: what the length model gives by
     itself. Only a learned length model has quantiles: oracles and error dials foretell the same for all."""

@@ -7,6 +7,7 @@ here looks at predictions.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 from random import Random
 from typing import Protocol
 
@@ -73,6 +74,20 @@ class Uniform:
 
     def __call__(self, engines: ClusterView) -> EngineView:
         return engines[self.rng.randrange(len(engines))]
+
+
+@dataclass
+class Split:
+    """The slowest model with chance ``share``, else one of the others; of the engines the least loaded."""
+
+    share: float
+    rng: Random
+
+    def __call__(self, engines: ClusterView) -> EngineView:
+        slowest = max(engines, key=lambda engine: (engine.decode_s_per_token, engine.model)).model
+        to_slowest = self.rng.random() < self.share
+        wanted = tuple(engine for engine in engines if (engine.model == slowest) == to_slowest)
+        return least_loaded(wanted or engines)
 
 
 class Placement(Protocol):
@@ -161,8 +176,10 @@ def make_placement(name: str, seed: int) -> Placement:
     """
     if name.startswith("single:") and name != "single:":
         return Single(name.removeprefix("single:"), Sticky(RoundRobin()))
+    if name.startswith("split:"):
+        return Sticky(Split(_share(name), Random(seed)))
     if name not in PLACEMENTS:
-        known = (*PLACEMENTS, "single:NAME")
+        known = (*PLACEMENTS, "single:NAME", "split:SHARE")
         raise PolicyError(f"placement {name!r} is unknown{near(name, known)} (known: {', '.join(known)})")
     choosers: dict[str, Chooser] = {
         "round-robin": RoundRobin(),
@@ -173,15 +190,27 @@ def make_placement(name: str, seed: int) -> Placement:
     return PerCall(choose) if name.endswith("-call") else Sticky(choose)
 
 
+def _share(name: str) -> float:
+    """The share in ``split:0.3``."""
+    try:
+        share = float(name.removeprefix("split:"))
+    except ValueError:
+        share = nan
+    if not 0 <= share <= 1:
+        raise PolicyError(f"placement {name!r} needs a share of the workflows from 0 to 1, such as split:0.3")
+    return share
+
+
 @dataclass
 class PlacedPolicy(Policy):
     """What all baselines share: the placement and its memory. They add the order."""
 
     placement: str = "round-robin"
     """where a call goes: round-robin, least-loaded or random (per workflow, then sticky; with -call per
-    call), or single:NAME of a model or engine"""
+    call), single:NAME of a model or engine, or split:0.3 to send that share of the workflows, drawn by chance, to the
+    slowest model, the rest to the others"""
     seed: int = 0
-    """of the random placement"""
+    """of the placements random and split"""
     _placement: Placement = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -164,11 +164,11 @@ def test_a_sweep_without_queues_warns(chimsim_main: object, trace: str) -> None:
 
 
 def test_dry_run_prints_the_grid_and_runs_nothing(chimsim_main: object, tmp_path: Path) -> None:
-    spec = str(ROOT / "experiments" / "readme-frontier.toml")
+    spec = str(ROOT / "experiments" / "fig5.toml")
     code, out, err = call(chimsim_main, "sweep", spec, "--trace", "maths", "--rps", "8", "--dry-run", "--out", "x")
     assert (code, err) == (0, "")
-    assert "cells         fcfs 12, sjf 12, stjf 12, mlfq 12, ltr 12, plas 12, chimera 84" in out
-    assert out.endswith("156 cells in all\n")
+    assert "cells         fcfs 20, sjf 20, stjf 20, mlfq 20, ltr 20, plas 20, chimera 180" in out
+    assert out.endswith("300 cells in all\n")
     assert not (tmp_path / "x").exists()
 
 

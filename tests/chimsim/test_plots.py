@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,10 @@ import pytest
 
 from chimsim import sweep
 from chimsim.errors import ChimsimError
+from chimsim.figures_style import PAPER, paper_style
 from chimsim.plots import draw, frontier, panel_rows, queue_bars, series_labels
+from chimsim.plots_frontier import frontier_table
+from chimsim.plots_runs import latency_cdf, utilisation
 from chimsim.report import run_tables, summary_table, warnings
 from chimsim.results import Results
 from tests.chimsim.small import small_keys, write_small
@@ -84,6 +88,87 @@ def test_the_frontier_has_a_panel_a_combination_and_rate_and_rings_the_best() ->
     ringed = figure.axes[0].lines[-1]
     assert sorted(np.asarray(ringed.get_xdata(), dtype=np.float64)) == [5.0, 9.0]
     assert len(queue_bars(summary).axes) == 4
+
+
+def test_unsteady_points_are_told_by_hollow_markers_of_the_lines_own_shapes() -> None:
+    steady: list[dict[str, object]] = [{"policy": "fcfs"}, {"policy": "chimera", "tau": 1.0, "solved_rate": 0.4}]
+    for growing in (False, True):
+        (legend,) = frontier(rows(*steady, {"policy": "mlfq", "not_steady": growing})).legends
+        texts = [text.get_text() for text in legend.get_texts()]
+        assert ("hollow: not steady" in texts) == growing
+    assert texts[:4] == ["fcfs", "chimera", "mlfq", "not dominated"]
+
+
+def test_a_papers_figures_have_its_size_and_fonts_and_their_numbers_beside_them(results: Results) -> None:
+    files = draw(results, style="paper", width_in=3.5, height_in=3.8)
+    assert [path.name for path in files] == [
+        f"{stem}.{kind}" for stem in ("frontier", "queue", "cdf", "utilisation") for kind in ("pdf", "svg", "csv")
+    ]
+    assert {path.parent for path in files} == {results.path / "paper"}
+    before = {path: path.read_bytes() for path in files}
+    for path, data in before.items():
+        if path.suffix == ".pdf":
+            assert b"/MediaBox [ 0 0 252 273.6 ]" in data
+            assert b"/FontFile2" in data
+            assert b"/Type3" not in data
+        if path.suffix == ".svg":
+            assert b'width="252pt" height="273.6pt"' in data
+            assert b"<text" not in data
+    again = draw(results, ["frontier"], style="paper", width_in=3.5, height_in=3.8)
+    assert [path.read_bytes() for path in again] == [before[path] for path in again]
+
+
+def test_the_tables_hold_exactly_what_is_drawn(results: Results) -> None:
+    draw(results, formats=["svg"], csv=True)
+    tables = {kind: pd.read_csv(results.path / f"{kind}.csv") for kind in ("frontier", "queue", "cdf", "utilisation")}
+    with paper_style(PAPER):
+        made = frontier(results.summary), queue_bars(results.summary)
+        lines, engines = latency_cdf(results, results.summary), utilisation(results, results.summary)
+    table = tables["frontier"]
+    for container, series in zip(made[0].axes[0].containers, ("fcfs", "chimera"), strict=True):
+        mine = table[table["series"] == series]
+        line, _, bars = container.lines  # type: ignore[attr-defined]
+        assert line.get_xdata().tolist() == mine["mean_workflow_latency_s"].tolist()
+        assert line.get_ydata().tolist() == mine["solved_percent"].tolist()
+        half = [(ends[1][0] - ends[0][0]) / 2 for ends in bars[0].get_segments()]
+        assert half == pytest.approx(mine["mean_workflow_latency_half_width_s"].tolist())
+    heights = [bar.get_height() for bar in made[1].axes[0].patches]  # type: ignore[attr-defined]
+    assert heights == tables["queue"]["mean_queue_time_s"].tolist()
+    drawn = np.concatenate([np.asarray(line.get_xdata(), dtype=np.float64) for line in lines.axes[0].lines])
+    assert drawn.tolist() == tables["cdf"]["workflow_latency_s"].tolist()
+    cells = results.summary.loc[results.summary["policy"] == "fcfs", "cell"]
+    latencies = pd.concat([results.table(cell, "workflows")["latency_s"] for cell in cells])
+    fcfs = tables["cdf"][tables["cdf"]["series"] == "fcfs"].set_index("workflows_percent")["workflow_latency_s"]
+    assert fcfs[[0.0, 50.0, 100.0]].tolist() == latencies.quantile([0.0, 0.5, 1.0]).tolist()
+    running = [np.asarray(line.get_ydata(), dtype=np.float64) for ax in engines.axes for line in ax.lines[::2]]
+    assert np.concatenate(running).tolist() == tables["utilisation"]["running_requests"].tolist()
+
+
+def test_one_seed_has_no_interval_in_the_table() -> None:
+    table = frontier_table(rows({}, {"policy": "chimera", "tau": 1.0}), "per-token")
+    assert table["latency_per_token_ms"].tolist() == [9.0, 9.0]
+    assert table[["latency_per_token_half_width_ms", "solved_half_width_percent"]].isna().all(axis=None)
+
+
+def test_a_choice_is_part_of_the_files_names(results: Results) -> None:
+    only = {"combo": ["qwen1.5b+7b"], "rps": ["20.0"], "policy": ["chimera"]}
+    (path,) = draw(results, ["queue"], formats=["svg"], only=only)
+    assert path.name == "queue-qwen1.5b+7b-20rps-chimera.svg"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"only": {"policy": ["chimaera"]}}, "policy 'chimaera' is not in .*fcfs, chimera; did you mean 'chimera'"),
+        ({"only": {"rps": ["8"]}}, "rps '8' is not in this folder; choose from 20"),
+        ({"style": "papier"}, "choose from screen, paper; did you mean 'paper'"),
+        ({"style": "paper", "width_in": 1.0}, "queue: 1 panels and their labels do not fit in 1 x 2.3 inches"),
+        ({"style": "paper", "height_in": 100.0}, "height 100 is in inches"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(results: Results, asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ChimsimError, match=message):
+        draw(results, ["queue"], **asked)
 
 
 def test_a_line_is_named_by_what_varies_but_tau() -> None:

@@ -25,6 +25,9 @@ VARIANTS: list[tuple[str, dict[str, object]]] = [
     ("chimera", {"delta_s": inf}),
     ("chimera", {"quantile": 0.9}),
     ("chimera", {"aging_tokens_per_s": 0.0, "explain": True}),
+    ("costaware", {"worth_s": 0.0, "explain": True}),
+    ("costaware", {"worth_s": inf, "quantile": 0.9}),
+    ("fcfs", {"placement": "split:0.3", "seed": 3}),
 ]
 
 

@@ -55,6 +55,28 @@ def test_random_is_fair_seeded_and_sticky_unless_per_call() -> None:
     assert len({go(per_call, "w", TRIO) for _ in range(30)}) == 3
 
 
+def test_split_sends_a_share_of_the_workflows_to_the_slowest_model_and_the_rest_to_the_least_loaded() -> None:
+    cluster = (engine("a/0", "a", running=3), engine("a/1", "a"), engine("b", step_s=0.01), engine("c", step_s=0.005))
+    assert {go(fcfs("split:1"), f"w{i}", cluster) for i in range(9)} == {"a/1"}
+    assert {go(fcfs("split:0"), f"w{i}", cluster) for i in range(9)} == {"b"}
+    some, again, other = (fcfs("split:0.3", seed=seed) for seed in (1, 1, 2))
+    drawn = [go(some, f"w{i}", cluster) for i in range(1000)]
+    assert 250 < drawn.count("a/1") < 350
+    assert drawn == [go(again, f"w{i}", cluster) for i in range(1000)]
+    assert drawn != [go(other, f"w{i}", cluster) for i in range(1000)]
+    assert drawn == [go(some, f"w{i}", cluster) for i in range(1000)]
+
+
+def test_split_with_one_model_takes_it() -> None:
+    assert {go(fcfs("split:0.5"), f"w{i}", TRIO[:2]) for i in range(9)} == {"a/0"}
+
+
+@pytest.mark.parametrize("share", ["", "x", "nan", "-0.1", "1.1"])
+def test_split_needs_a_share(share: str) -> None:
+    with pytest.raises(PolicyError, match=rf"fcfs: placement 'split:{share}' needs a share .* such as split:0.3"):
+        fcfs(f"split:{share}")
+
+
 def test_single_takes_a_model_or_an_engine_by_name() -> None:
     assert {go(fcfs("single:b"), f"w{i}", TRIO) for i in range(4)} == {"b"}
     assert {go(fcfs("single:a/1"), f"w{i}", TRIO) for i in range(4)} == {"a/1"}

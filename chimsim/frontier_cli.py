@@ -1,0 +1,176 @@
+"""The command `chimsim frontier`: what each line of a results folder covers, which points hold, and how surely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+
+from chimsim.errors import ChimsimError
+from chimsim.figures_rows import panel_rows, series_labels
+from chimsim.frontier import Frontier, Point, frontier_of, reference_point
+from chimsim.metrics import mean_and_interval
+from chimsim.options import note
+from chimsim.plots import LATENCIES
+from chimsim.report import aligned, number
+from chimsim.results import Results, ordered_json_bytes, write_file
+
+STEPS = 60
+"""Latencies at which a band is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One panel: its lines by name, and the point that their hypervolumes are measured from."""
+
+    title: str
+    lines: dict[str, Frontier]
+    reference: Point
+
+
+def frontier_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results folder of a sweep.")],
+    latency: Annotated[str, typer.Option(help=f"Latency: {', '.join(LATENCIES)}")] = "mean",
+    reference: Annotated[
+        str | None, typer.Option(help="LATENCY,SOLVED that hypervolumes are measured from, say 60,0.2.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also every line's band over the seeds, as CSV.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say which points are not dominated, in how many seeds, and what each policy's points cover.
+
+    \b
+    chimsim frontier results/first
+    chimsim frontier results/first --latency p99 --reference 120,0.2
+    chimsim frontier results/first --csv bands.csv
+
+    Hypervolume: the area that a policy's points dominate as seen from the reference (latency times solved rate); the
+    reference is a block's slowest and its worst point unless given. Intervals are 95 % over the seeds.
+    """
+    if latency not in LATENCIES:
+        raise ChimsimError(f"latency {latency!r} is unknown; choose from {', '.join(LATENCIES)}")
+    results = Results(folder)
+    summary = results.summary
+    if summary.empty or not summary["solved_rate"].notna().any():
+        raise ChimsimError(f"{folder} has no finished run with solved labels: no frontier")
+    if not results.complete:
+        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    blocks = list(_blocks(summary, LATENCIES[latency][0], _point(reference)))
+    if csv is not None:
+        write_file(csv, _bands(blocks).to_csv(index=False, lineterminator="\n").encode())
+    if as_json:
+        typer.echo(
+            ordered_json_bytes({"latency": LATENCIES[latency][0], "blocks": _as_dicts(blocks)}).decode(), nl=False
+        )
+        return
+    unit = LATENCIES[latency][1]
+    typer.echo("\n\n".join(_text(block, unit) for block in blocks))
+    if csv is not None:
+        typer.echo(f"\nwritten: {csv}")
+
+
+def _point(text: str | None) -> Point | None:
+    if text is None:
+        return None
+    try:
+        latency, solved = (float(part) for part in text.split(","))
+    except ValueError:
+        raise ChimsimError(f"--reference: {text!r} is not of the form LATENCY,SOLVED, such as 60,0.2") from None
+    if not (latency > 0 and 0 <= solved <= 1):
+        raise ChimsimError(f"--reference: {text}: expected a latency above 0 and a solved rate between 0 and 1")
+    return latency, solved
+
+
+def _blocks(summary: pd.DataFrame, metric: str, reference: Point | None) -> Iterator[_Block]:
+    data = summary.assign(series=series_labels(summary))
+    for title, part in panel_rows(data, always=("trace", "rps")):
+        for combo, panel in part.groupby("combo", sort=False, observed=True):
+            lines = {}
+            for series, rows in panel.groupby("series", sort=False, observed=True):
+                line = frontier_of(rows, ["tau"] if rows["tau"].nunique() > 1 else [], metric)
+                if line is not None:
+                    lines[str(series)] = line
+            if lines:
+                points = [point for line in lines.values() for point in line.means]
+                yield _Block(f"{combo}  {title}", lines, reference or reference_point(points))
+
+
+def _rows(block: _Block) -> Iterator[dict[str, Any]]:
+    """Every setting of every line."""
+    lines = list(block.lines.values())
+    for name, line in block.lines.items():
+        for row, (best, share) in enumerate(line.on_frontier(lines)):
+            latency, latency_half = mean_and_interval(line.latency_s[row])
+            solved, solved_half = mean_and_interval(line.solved[row])
+            yield {
+                "policy": name,
+                "setting": line.settings[row],
+                "latency": latency,
+                "latency_half_width": latency_half,
+                "solved_rate": solved,
+                "solved_half_width": solved_half,
+                "not_dominated": best,
+                "share_of_seeds": share,
+            }
+
+
+def _text(block: _Block, unit: str) -> str:
+    """The points that stand on the frontier, of the means or of a seed, and what each line covers."""
+    scale = unit[unit.index("(") + 1 : -1]
+    table = [["", "policy", "setting", scale, "", "solved %", "", "seeds"]]
+    for row in _rows(block):
+        if row["not_dominated"] or row["share_of_seeds"] > 0:
+            table.append(
+                [
+                    "*" if row["not_dominated"] else "",
+                    row["policy"],
+                    row["setting"],
+                    number(row["latency"]),
+                    f"±{number(row['latency_half_width'])}",
+                    number(100 * row["solved_rate"], 1),
+                    f"±{number(100 * row['solved_half_width'], 1)}",
+                    f"{row['share_of_seeds']:.0%}",
+                ]
+            )
+    reference = f"{number(block.reference[0])} {scale}, {100 * block.reference[1]:.1f} %"
+    volumes = [["hypervolume", f"{scale} x solved", "", f"from {reference}"]]
+    for name, line in block.lines.items():
+        mean, half = mean_and_interval(line.hypervolumes(block.reference))
+        volumes.append([name, f"{mean:.3g}", f"±{half:.2g}", ""])
+    return "\n".join([block.title, *aligned(table, "lll"), *aligned(volumes, "lrrl")])
+
+
+def _as_dicts(blocks: list[_Block]) -> list[dict[str, Any]]:
+    return [
+        {
+            "block": block.title,
+            "reference": list(block.reference),
+            "points": list(_rows(block)),
+            "hypervolume": {
+                name: dict(
+                    zip(("mean", "half_width"), mean_and_interval(line.hypervolumes(block.reference)), strict=True)
+                )
+                for name, line in block.lines.items()
+            },
+        }
+        for block in blocks
+    ]
+
+
+def _bands(blocks: list[_Block]) -> pd.DataFrame:
+    """What each line attains at rising latencies: mean and interval over the seeds."""
+    rows = []
+    for block in blocks:
+        fastest = min(line.latency_s.min() for line in block.lines.values())
+        latencies = np.linspace(fastest, block.reference[0], STEPS)
+        for name, line in block.lines.items():
+            for latency, mean, low, high in zip(latencies, *line.band(latencies), strict=True):
+                if mean == mean:
+                    rows.append({"block": block.title, "policy": name, "latency": latency, "solved_rate": mean,
+                                 "low": low, "high": high})  # fmt: skip
+    return pd.DataFrame(rows)

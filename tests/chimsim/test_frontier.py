@@ -1,0 +1,96 @@
+"""The frontier in numbers: hypervolume and what is attained against counting cells, and the choice of a setting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chimsim.frontier import (
+    Frontier,
+    attained,
+    fastest_that_solves,
+    frontier_of,
+    hypervolume,
+    reference_point,
+)
+
+grid = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=8)
+
+
+@given(grid, st.integers(0, 12), st.integers(0, 12))
+def test_hypervolume_counts_the_unit_squares_that_a_point_dominates(
+    points: list[tuple[int, int]], latency: int, solved: int
+) -> None:
+    squares = sum(
+        any(x <= column and y >= row + 1 for x, y in points) for column in range(latency) for row in range(solved, 13)
+    )
+    assert hypervolume([(float(x), float(y)) for x, y in points], (latency, solved)) == pytest.approx(squares)
+
+
+@given(grid)
+def test_a_dominated_point_adds_nothing_and_the_reference_is_worse_than_all(points: list[tuple[int, int]]) -> None:
+    real = [(float(x), float(y)) for x, y in points]
+    reference = reference_point(real)
+    volume = hypervolume(real, reference)
+    worst = (max(x for x, _ in real), min(y for _, y in real))
+    assert hypervolume([*real, worst], reference) == volume
+    assert volume <= (reference[0] - min(x for x, _ in real)) * (max(y for _, y in real) - reference[1]) + 1e-9
+
+
+@given(grid)
+def test_attained_is_the_best_of_those_fast_enough(points: list[tuple[int, int]]) -> None:
+    at = np.arange(-1.0, 14.0)
+    found = attained([(float(x), float(y)) for x, y in points], at)
+    for latency, value in zip(at, found, strict=True):
+        best = [y for x, y in points if x <= latency]
+        assert np.isnan(value) if not best else value == max(best)
+
+
+def rows() -> pd.DataFrame:
+    """Two taus and two seeds; tau 0 lacks nothing, tau 4 has a third seed."""
+    return pd.DataFrame(
+        {
+            "tau": [0.0, 0.0, 4.0, 4.0, 4.0],
+            "seed": [0, 1, 0, 1, 2],
+            "mean_workflow_latency_s": [2.0, 4.0, 6.0, 8.0, 9.0],
+            "solved_rate": [0.2, 0.4, 0.5, 0.7, 0.9],
+        }
+    )
+
+
+def test_a_line_keeps_the_seeds_that_all_settings_have() -> None:
+    line = frontier_of(rows(), ["tau"])
+    assert line is not None
+    assert line.settings == ("tau 0", "tau 4")
+    assert np.array(line.means) == pytest.approx(np.array([(3.0, 0.3), (7.0, 0.6)]))
+    assert line.hypervolumes((10.0, 0.2)) == pytest.approx([4.0 * 0.3, 6.0 * 0.2 + 2.0 * 0.3])
+    assert frontier_of(rows().assign(solved_rate=np.nan), ["tau"]) is None
+
+
+def test_who_is_on_the_frontier_and_in_how_many_seeds() -> None:
+    line = frontier_of(rows(), ["tau"])
+    assert line is not None
+    # as good as tau 0 on average, faster in the second seed only
+    rival = Frontier(("x",), (0, 1), np.array([[3.5, 2.0]]), np.array([[0.3, 0.4]]))
+    assert line.on_frontier([line, rival]) == [(False, 0.5), (True, 1.0)]
+    assert rival.on_frontier([line, rival]) == [(True, 1.0)]
+
+
+def test_the_band_is_an_interval_over_the_seeds() -> None:
+    line = frontier_of(rows(), ["tau"])
+    assert line is not None
+    mean, low, high = line.band(np.array([1.0, 5.0, 20.0]))
+    assert np.isnan(mean[0])
+    assert mean[1:] == pytest.approx([0.3, 0.6])
+    assert (low[1:] < mean[1:]).all()
+    assert (high[1:] > mean[1:]).all()
+
+
+def test_the_fastest_setting_that_solves_enough() -> None:
+    points = [(5.0, 0.5), (3.0, 0.4), (4.0, 0.45)]
+    assert fastest_that_solves(points, 0.41) == 2
+    assert fastest_that_solves(points, 0.0) == 1
+    assert fastest_that_solves(points, 0.6) is None
