@@ -11,12 +11,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from math import isfinite
 from typing import Any, ClassVar, Self
 
-from calibration.figures import ProfileError
+from calibration.figures import MOST, ProfileError
 
 Numbers = tuple[float, ...]
+_LEVELS = {"float": 0, "tuple[Numbers, ...]": 2}
+"""Of lists, in a field of this type; the others are one list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,15 @@ class Curve:
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Self:
         """The curve of a TOML table. Raises `ProfileError` for missing, unknown or wrong columns."""
-        names = tuple(field.name for field in fields(cls))
+        levels = {field.name: _LEVELS.get(str(field.type), 1) for field in fields(cls)}
+        names = tuple(levels)
         for name in table:
             if name not in names:
                 raise ProfileError(f"unknown key {name!r} in {cls.key}; known: {', '.join(names)}")
         missing = [name for name in names if name not in table]
         if missing:
             raise ProfileError(f"{cls.key} lacks {', '.join(missing)}")
-        return cls(**{name: _frozen(table[name], f"{cls.key}.{name}") for name in names})
+        return cls(**{name: _frozen(table[name], f"{cls.key}.{name}", levels[name]) for name in names})
 
     def times(self, factor: float) -> Self:
         """The same table with all its times multiplied."""
@@ -210,13 +212,16 @@ def _rising(axis: Sequence[int], where: str) -> None:
 
 
 def _number(value: object, where: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-        raise ProfileError(f"{where} has {value!r}; expected numbers of at least 0")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST:
+        raise ProfileError(f"{where} has {value!r:.60}; expected numbers of at least 0")
 
 
-def _frozen(value: object, where: str) -> Any:
-    if isinstance(value, list):
-        return tuple(_frozen(each, where) for each in value)
+def _frozen(value: object, where: str, levels: int) -> Any:
+    """Numbers within so many levels of lists, as tuples."""
+    if levels:
+        if not isinstance(value, list):
+            raise ProfileError(f"{where} has {value!r:.60}; expected a list")
+        return tuple(_frozen(each, where, levels - 1) for each in value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ProfileError(f"{where} has {value!r}; expected a number")
     return value

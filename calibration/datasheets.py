@@ -134,7 +134,7 @@ def read_config(path: Path, model: str) -> Architecture:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such file; expected a model's config.json") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: not readable as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ProfileError(f"{path}: is not an object; expected a model's config.json")
@@ -166,6 +166,6 @@ def _set(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _whole(config: Mapping[str, Any], key: str, path: Path) -> int:
     value = config.get(key)
-    if type(value) is not int or value < 1:
-        raise ProfileError(f"{path}: {key} is {value!r}; expected a whole number above 0")
+    if type(value) is not int or not 1 <= value <= 10**12:
+        raise ProfileError(f"{path}: {key} is {value!r:.60}; expected a whole number above 0")
     return value

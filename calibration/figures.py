@@ -5,12 +5,12 @@ It knows what a number may be and where it came from, not what an engine does wi
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, cast, get_args
+
+from traces.files import parse_toml
 
 Provenance = Literal["measured", "scaled", "assumed"]
 """``measured`` on this model and GPU; ``scaled`` by a stated rule from a measurement of another; ``assumed``:
@@ -32,6 +32,10 @@ class Figure:
     source: str
 
 
+MOST = 1e18
+"""Of any number of a profile: beyond it sums and products leave the range of floats."""
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """What a number of a profile may be: section in the file, unit, whether it is whole or may be 0."""
@@ -41,10 +45,12 @@ class Field:
     whole: bool = False
     positive: bool = False
     required: bool = False
+    most: float = MOST
 
     @property
     def wanted(self) -> str:
-        return f"a {'whole ' if self.whole else ''}number {'above 0' if self.positive else 'of at least 0'}"
+        most = "" if self.most == MOST else f" and at most {self.most:,}"
+        return f"a {'whole ' if self.whole else ''}number {'above 0' if self.positive else 'of at least 0'}{most}"
 
 
 FIELDS: dict[str, Field] = {
@@ -61,9 +67,10 @@ FIELDS: dict[str, Field] = {
     "kv_bytes_per_token": Field("memory", "bytes a token", whole=True),
     "num_kv_tokens": Field("memory", "tokens", whole=True, positive=True, required=True),
     "mean_call_tokens": Field("memory", "tokens a call", positive=True),
-    "max_num_seqs": Field("engine", "sequences", whole=True, positive=True),
-    "max_num_batched_tokens": Field("engine", "tokens a step", whole=True, positive=True),
-    "block_tokens": Field("engine", "tokens a block", whole=True, positive=True),
+    # an engine keeps a table as long as each of these
+    "max_num_seqs": Field("engine", "sequences", whole=True, positive=True, most=2**20),
+    "max_num_batched_tokens": Field("engine", "tokens a step", whole=True, positive=True, most=2**20),
+    "block_tokens": Field("engine", "tokens a block", whole=True, positive=True, most=2**16),
     "host_s": Field("step", "s a step"),
     "sequence_s": Field("step", "s a sequence"),
     "a0": Field("attention", "s a layer"),
@@ -96,7 +103,7 @@ def check_number(value: object, field: Field) -> str:
     """What is wrong with ``value`` as this field, or an empty string."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"is {value!r}; expected {field.wanted}"
-    if not math.isfinite(value) or value < 0 or (field.positive and value == 0):
+    if not 0 <= value <= field.most or (field.positive and value == 0):
         return f"is {value!r}; expected {field.wanted}"
     if field.whole and value != int(value):
         return f"is {value!r}; expected {field.wanted}"
@@ -121,8 +128,8 @@ def read_figures(text: str, where: str) -> dict[str, Any]:
     numbers that are not allowed.
     """
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree = parse_toml(text)
+    except ValueError as error:
         raise ProfileError(f"{where}: not valid TOML: {error}") from None
     _only(tree, (*_HEAD, *SECTIONS), where, "key")
     fields: dict[str, Any] = _read_head(tree, where)

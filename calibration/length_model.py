@@ -169,6 +169,7 @@ def load_length(folder: str | Path) -> LengthModel:
     try:
         objects = saved.objects
         settings = LengthSettings(**saved.manifest["settings"])
+        check_quantile(settings.quantile)
         return LengthModel(objects["features"], objects["trees"], objects["leaves"], settings, saved)
     except (KeyError, TypeError):
         raise ModelError(f"{folder}: not a length model of this version; train it again") from None

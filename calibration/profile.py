@@ -85,15 +85,14 @@ def find_profile(name: str) -> EngineProfile:
 def load_profile(name_or_path: str | Path) -> EngineProfile:
     """A shipped profile by model or alias, or the profile in a TOML file. Raises `ProfileError`."""
     path = Path(name_or_path)
-    if isinstance(name_or_path, str) and path.suffix != ".toml" and not path.is_file():
-        return find_profile(name_or_path)
     try:
-        text = path.read_text(encoding="utf-8")
+        named = isinstance(name_or_path, str) and path.suffix != ".toml" and not path.is_file()
+        text = "" if named else path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ProfileError(f"{path}: no such profile file{near(str(name_or_path), PROFILES)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(f"{path}: cannot be read: {error}") from None
-    return _parse(text, str(path))
+    except (OSError, ValueError) as error:  # also for names that no file can have
+        raise ProfileError(f"{str(path)[:200]}: cannot be read: {error}") from None
+    return find_profile(str(name_or_path)) if named else _parse(text, str(path))
 
 
 def _parse(text: str, where: str) -> EngineProfile:

@@ -10,13 +10,14 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from calibration.figures import ProfileError, near
 
 FORMAT = 1
+MOST, MOST_S = 10_000_000, 1e12
+"""Of whole numbers and of other ones: more is taken for damage."""
 MeasuredKind = Literal["decode", "prefill", "mixed"]
 KINDS = ("decode", "prefill", "mixed")
 
@@ -136,12 +137,13 @@ def read_raw(path: Path | str) -> Raw:
         raise ProfileError(f"{path}: the first line is no header; expected a file of chimsim calibrate measure")
     if rows[0][1].get("format") != FORMAT:
         raise ProfileError(f"{path}: format is {rows[0][1].get('format')!r}; this chimsim reads {FORMAT}")
-    header = _made(Header, {k: v for k, v in rows[0][1].items() if k not in ("kind", "format")}, rows[0][0])
+    head = {key: value for key, value in rows[0][1].items() if key not in ("kind", "format")}
+    header = _typed(_made(Header, head, rows[0][0]), rows[0][0])
     measurements: list[Measurement] = []
     skipped: list[Skipped] = []
     for where, row in rows[1:]:
         if row.get("kind") == "skipped":
-            skipped.append(_made(Skipped, {k: v for k, v in row.items() if k != "kind"}, where))
+            skipped.append(_typed(_made(Skipped, {k: v for k, v in row.items() if k != "kind"}, where), where))
         else:
             measurements.append(_checked(_made(Measurement, row, where), where))
     return Raw(header, tuple(measurements), tuple(skipped))
@@ -150,7 +152,8 @@ def read_raw(path: Path | str) -> Raw:
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+        json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair is no text that could be written again
+    except (ValueError, RecursionError) as error:
         raise ProfileError(f"{where}: not valid JSON ({error}); expected one measurement a line") from None
     if not isinstance(row, dict):
         raise ProfileError(f"{where}: expected an object, found {line[:40]}")
@@ -169,19 +172,39 @@ def _made(kind: type[Entry], row: Mapping[str, Any], where: str) -> Entry:
         raise ProfileError(f"{where}: {missing} missing") from None
 
 
+_TYPES: dict[str, tuple[type, str]] = {
+    "str": (str, "text"), "int": (int, "a whole number"), "Mapping[str, str]": (dict, "an object of texts"),
+}  # fmt: skip
+
+
+def _typed(entry: Entry, where: str) -> Entry:
+    """The entry, if its values are of the types of its fields."""
+    for field in fields(entry):
+        value = getattr(entry, field.name)
+        kind, wanted = _TYPES[str(field.type)]
+        texts = value.values() if type(value) is dict else ()
+        if type(value) is not kind or not all(type(text) is str for text in texts):
+            raise ProfileError(f"{where}: {field.name} is {value!r:.60}; expected {wanted}")
+    return entry
+
+
 def _checked(measurement: Measurement, where: str) -> Measurement:
+    _typed(Skipped(measurement.cell, measurement.repeat, ""), where)
     if measurement.kind not in KINDS:
         raise ProfileError(f"{where}: kind is {measurement.kind!r}; expected one of {', '.join(KINDS)}")
-    for name in ("seconds", "steps", "context_tokens"):
+    for name in ("seconds", "steps", "context_tokens", "engine_s"):
         value = getattr(measurement, name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
-            raise ProfileError(f"{where}: {name} is {value!r}; expected a number of at least 0")
+        absent = name == "engine_s" and value is None
+        if not absent and (type(value) not in (int, float) or not 0 <= value <= MOST_S):
+            raise ProfileError(f"{where}: {name} is {value!r:.60}; expected a number of at least 0")
     for name in ("batch", "prompt_tokens", "prefills"):
         value = getattr(measurement, name)
-        if type(value) is not int or value < 0:
-            raise ProfileError(f"{where}: {name} is {value!r}; expected a whole number of at least 0")
-    if not measurement.seconds:
-        raise ProfileError(f"{where}: seconds is 0; expected a time above 0")
+        if type(value) is not int or not 0 <= value <= MOST:
+            raise ProfileError(f"{where}: {name} is {value!r:.60}; expected a whole number of at least 0")
+    needed = ("batch", "steps") if measurement.kind == "decode" else ("prompt_tokens", "prefills")
+    for name in ("seconds", "engine_s", *needed):
+        if getattr(measurement, name) == 0:
+            raise ProfileError(f"{where}: {name} is 0; expected a number above 0")
     return measurement
 
 

@@ -35,6 +35,9 @@ PACKAGES = ("scikit-learn", "quantile-forest", "numpy")
 PICKLED_BY = ("scikit-learn", "quantile-forest")
 """Packages whose objects are in the model: another major or minor version than the one that saved is refused."""
 
+MAX_COST_MS = 1e9
+"""Of a call: more is taken for damage."""
+
 _EXTRAS = {"lightgbm": "ltr", "torch": "router", "transformers": "router"}
 
 
@@ -191,10 +194,18 @@ def read_manifest(folder: str | Path) -> SavedModel:
         manifest = json.loads(data)
         form = manifest["format"]
         whole = all(type(manifest[name]) is dict for name in ("training", "settings", "scores", "cost_ms", "packages"))
-        sums = [manifest["files"][name]["sha256"] for name in (WORKFLOWS, MODEL)]
-        if not whole or not all(type(each) is str for each in (manifest["kind"], *sums)):
+        files = [manifest["files"][name] for name in (WORKFLOWS, MODEL)]
+        texts = [manifest["kind"], *manifest["packages"].values(), *(each["sha256"] for each in files)]
+        cost_ms = manifest["cost_ms"]["per_call"]
+        if (
+            not whole
+            or not all(type(each) is str for each in texts)
+            or not all(type(each["bytes"]) is int for each in files)
+            or type(cost_ms) not in (int, float)
+            or not 0 <= cost_ms <= MAX_COST_MS
+        ):
             raise TypeError
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ModelError(f"{folder}: {MANIFEST} is damaged or not of a saved model; train the model again") from None
     if form != FORMAT:
         raise ModelError(f"{folder}: format {form!r} is not {FORMAT}, which this version reads; train the model again")

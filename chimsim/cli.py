@@ -31,9 +31,8 @@ from chimsim.collect_cli import collect_command
 from chimsim.compare_cli import compare_command
 from chimsim.errors import ChimsimError
 from chimsim.explain_cli import explain_command
-from chimsim.feeds import training_overlap
 from chimsim.frontier_cli import frontier_command
-from chimsim.grid import Cell, plan
+from chimsim.grid import Cell, plan, warnings_of
 from chimsim.live_run_cli import live_command
 from chimsim.measure_cli import register as add_measuring
 from chimsim.mock_cli import mock_engine_command
@@ -45,12 +44,14 @@ from chimsim.options import (
     ComboOpt,
     DeltaOpt,
     EnginesOpt,
+    FailOpt,
     GoodputOpt,
     KnobOpt,
     LengthOpt,
     LengthPredictorOpt,
     MapOpt,
     OversizeOpt,
+    PartOpt,
     PolicyOpt,
     PredictorSOpt,
     QueueOpt,
@@ -62,6 +63,7 @@ from chimsim.options import (
     SeedsOpt,
     SeqsOpt,
     SlotsOpt,
+    SlowOpt,
     SpecFile,
     SplitOpt,
     TauOpt,
@@ -151,9 +153,12 @@ def sweep(
     look_ahead: AheadOpt = None,
     oversize: OversizeOpt = None,
     split: SplitOpt = None,
+    part: PartOpt = None,
     slots: SlotsOpt = None,
     engines: EnginesOpt = None,
     max_num_seqs: SeqsOpt = None,
+    fail: FailOpt = None,
+    slow: SlowOpt = None,
     goodput: GoodputOpt = None,
     workers: WorkersOpt = None,
     out: Annotated[Path | None, typer.Option(help="Results folder; a started one is gone on with.")] = None,
@@ -221,9 +226,12 @@ def run(
     look_ahead: AheadOpt = None,
     oversize: OversizeOpt = None,
     split: SplitOpt = None,
+    part: PartOpt = None,
     slots: SlotsOpt = None,
     engines: EnginesOpt = None,
     max_num_seqs: SeqsOpt = None,
+    fail: FailOpt = None,
+    slow: SlowOpt = None,
     goodput: GoodputOpt = None,
     out: Annotated[Path | None, typer.Option(help="Also keep the records, as a results folder.")] = None,
     timeline: Annotated[Path | None, typer.Option(help="Also a file for ui.perfetto.dev: x.json, x.json.gz")] = None,
@@ -327,9 +335,9 @@ def list_policies(
         typer.echo(ordered_json_bytes({"policies": rows}).decode(), nl=False)
         return
     for row in rows:
-        typer.echo(_hanging(f"{row['policy']:<9}{row['doc']}", 9))
+        typer.echo(_hanging(f"{row['policy']:<11}{row['doc']}", 11))
         for knob in _records(row["knobs"]):
-            typer.echo(_hanging(f"         {knob['name']}={knob['default']}  {knob['doc']}", 13))
+            typer.echo(_hanging(f"           {knob['name']}={knob['default']}  {knob['doc']}", 15))
 
 
 def _records(value: Any) -> list[dict[str, Any]]:
@@ -342,10 +350,7 @@ def _hanging(text: str, indent: int) -> str:
 
 
 def _warn(cells: list[Cell]) -> None:
-    """What is allowed but seldom meant: on stderr, once each."""
-    found = [warning for cell in cells for warning in cell.cluster.warnings]
-    found += [text for feed, name in {(c.feed, c.trace): None for c in cells} if (text := training_overlap(feed, name))]
-    for warning in dict.fromkeys(found):
+    for warning in warnings_of(cells):
         note(f"warning: {warning}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,11 +16,13 @@ from typing import Any, Literal, get_args
 from calibration.profile import PROFILES, EngineProfile, ProfileError, find_profile, load_profile
 from calibration.scaling import tensor_parallel
 from chimsim.errors import ChimsimError, near
+from traces.files import parse_toml
 
 Scheduling = Literal["fcfs", "priority"]
 
 MAX_ENGINES = 10_000
 """Of one entry: more are taken for a slip of the keyboard."""
+MAX_BLOCK_TOKENS = 65_536
 _SIZED = re.compile(r"(.*?)(\d+(?:\.\d+)?b)", re.IGNORECASE)
 _COUNTED = re.compile(r"(.+b)x(\d+)", re.IGNORECASE)
 
@@ -77,6 +78,10 @@ class EngineSpec:
             value = getattr(self, field)
             if type(value) is not int or value < 1:
                 raise ChimsimError(f"engine {self.name!r}: {field} is {value!r}; expected a whole number above 0")
+        if self.block_tokens > MAX_BLOCK_TOKENS:
+            raise ChimsimError(
+                f"engine {self.name!r}: block_tokens is {self.block_tokens}; expected at most {MAX_BLOCK_TOKENS:,}"
+            )
         if self.num_kv_blocks < 2:
             raise ChimsimError(
                 f"engine {self.name!r}: KV memory of {self.num_kv_blocks} block; "
@@ -290,12 +295,12 @@ _ENGINE_KEYS = (
 
 def _read_cluster(path: Path, slots: int | Mapping[str, int] | None, given: Mapping[str, Any]) -> Cluster:
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        tree = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ChimsimError(f"{path}: no such cluster file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ChimsimError(f"{path}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ChimsimError(f"{path}: not valid TOML: {error}") from None
     _only(tree, ("name", "engine"), str(path))
     name = tree.get("name", path.stem)

@@ -250,6 +250,10 @@ class Dispatcher:
         place = self._requests[request_id].place
         return inf if place is None or not self._preemptive else place.deadline_at
 
+    def inside(self, request_id: int) -> bool:
+        """Whether a request has a slot of its engine, rather than waiting for one."""
+        return self._requests[request_id].place is None
+
     def waiting(self, engine: str) -> int:
         """Requests queued for the engine."""
         return len(self._engines[engine].queue)

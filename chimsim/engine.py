@@ -4,6 +4,8 @@ A state machine that is told the time. `start` begins a step, or a whole stretch
 batch is constant then, so the end of the stretch has a closed form); `finish` applies it; `cut` ends a stretch at
 an earlier step boundary because something arrived. Steps with prefill, and steps in which blocks run out, are taken
 one by one. The rules are vLLM V1's; the tests hold this class against an engine that takes every step.
+
+An engine may `fail`, which loses all that is inside, and be slower than its profile.
 """
 
 from __future__ import annotations
@@ -110,8 +112,6 @@ class Engine:
         profile = spec.profile
         self.spec = spec
         self.name = spec.name
-        self.kv = KVCache(spec.num_kv_blocks - 1, spec.block_tokens, caching=spec.prefix_caching)
-        self.end_at = -1.0  # end of what is under way, negative when nothing is
         self.itl = LogHistogram()
         self.busy_s = 0.0
         self.running_s = 0.0  # running requests integrated over time
@@ -127,19 +127,24 @@ class Engine:
         self._budget = spec.max_num_batched_tokens
         self._block = spec.block_tokens
         self._mixed_step_s = profile.mixed_step_s
-        self._decode_constant_s = [exact(profile.decode_constant_s(n)) for n in range(spec.max_num_seqs + 1)]
-        self._decode_slopes_s = [exact(profile.decode_slope_s(n)) for n in range(spec.max_num_seqs + 1)]
         self._profile = profile
+        self.slow_down(1.0)
         self._skewed = profile.skewed
+        self._orders = 0
+        self._arrivals = 0
+        self._step = 0
+        self._begin_empty()
+
+    def _begin_empty(self) -> None:
+        spec = self.spec
+        self.kv = KVCache(spec.num_kv_blocks - 1, spec.block_tokens, caching=spec.prefix_caching)
+        self.end_at = -1.0  # end of what is under way, negative when nothing is
         self._waiting: deque[EngineRequest] = deque()
         self._waiting_heap: list[tuple[tuple[Priority, int], EngineRequest]] = []
         self._running: dict[int, EngineRequest] = {}  # in order of admission
         self._prefill: EngineRequest | None = None  # the one in mid-prefill, always the last admitted
         self._stops: list[tuple[int, int, EngineRequest]] = []  # (step, order of admission, request)
-        self._orders = 0
-        self._arrivals = 0
         # The decodes together. A decode's phase is (computed - step) mod block, constant while it decodes.
-        self._step = 0
         self._decodes = 0
         self._measured = 0
         self._context = 0
@@ -193,6 +198,38 @@ class Engine:
         else:
             self._waiting.remove(request)
         return request.produced
+
+    def slow_down(self, factor: float) -> None:
+        """Steps that begin from now on take ``factor`` times what the profile says; `cut` what is under way before."""
+        profile, sizes = self._profile, range(self.spec.max_num_seqs + 1)
+        self._factor = factor
+        self._decode_constant_s = [exact(factor * profile.decode_constant_s(n)) for n in sizes]
+        self._decode_slopes_s = [exact(factor * profile.decode_slope_s(n)) for n in sizes]
+
+    def fail(self, now: float) -> None:
+        """All that is inside is lost, and what the KV memory held; the tokens of whole steps before ``now`` are out.
+
+        ``produced`` of each request is what it had by then. The step under way counts as time that the engine was
+        busy, and as nothing else.
+        """
+        if self.busy:
+            count = self._steps_until(now - self._start_at)
+            if self._duration_s(count) > now - self._start_at:
+                count -= 1
+            lost_s = now - self._start_at
+            if count:
+                self._count = count
+                self.end_at = self._start_at + self._duration_s(count)
+                lost_s = now - self.end_at
+                self.finish()
+            else:
+                self.prefill_tokens -= sum(tokens for _, tokens in self._chunks)
+            self.busy_s += lost_s
+            self.running_s += lost_s * len(self._running)
+        for request in self._running.values():
+            if request.decoding:
+                request.produced = request.offset + self._step
+        self._begin_empty()
 
     def start(self, now: float) -> float | None:
         """Begin the next step or stretch at ``now``; returns when it ends, None when there is nothing to do."""
@@ -335,7 +372,7 @@ class Engine:
         """A pure decode step; the excess stays what it is while the batch does, so a stretch is linear in its steps."""
         constant_s = self._decode_constant_s[decodes]
         if excess:
-            constant_s = exact(self._profile.decode_constant_s(decodes, excess))
+            constant_s = exact(self._factor * self._profile.decode_constant_s(decodes, excess))
         return constant_s + self._decode_slopes_s[decodes] * context
 
     def _excess(self) -> int:
@@ -386,7 +423,7 @@ class Engine:
         self._slope_s = 0.0
         if chunks:
             sizes = [(tokens, request.computed) for request, tokens in chunks]
-            self._first_s = exact(self._mixed_step_s(decodes, context, sizes, excess))
+            self._first_s = exact(self._factor * self._mixed_step_s(decodes, context, sizes, excess))
         else:
             self._first_s = self._decode_step_s(decodes, context, excess)
 

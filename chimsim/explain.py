@@ -148,8 +148,8 @@ def pieces_of(call: Mapping[str, Any], spells: Sequence[Spell]) -> list[Piece]:
         if end_at > begin_at:
             found.append(Piece(part, call["stage"], begin_at, end_at))
 
-    add("predictor", call["ready_at"], call["enqueued_at"])
-    at = call["enqueued_at"]
+    at = sent_at(call)
+    add("predictor", call["ready_at"], at)
     for spell in spells:
         add("waiting" if spell is spells[0] else "again", at, spell.begin_at)
         first = spell.begin_at < call["first_token_at"]
@@ -158,6 +158,11 @@ def pieces_of(call: Mapping[str, Any], spells: Sequence[Spell]) -> list[Piece]:
         add("decode", token_at, spell.end_at)
         at = spell.end_at
     return found
+
+
+def sent_at(call: Mapping[str, Any]) -> float:
+    """When it was first dispatched; tries that an engine failed count as waiting."""
+    return float(call["enqueued_at"] - call.get("lost_s", 0.0))
 
 
 def released_by(call: Mapping[str, Any], calls: Sequence[Mapping[str, Any]], watch: Watch) -> int | None:
@@ -189,8 +194,7 @@ def critical_path(
         path[:0] = pieces[stage]
         first, stage = stage, released[stage]
     if first:
-        sent_at = by_stage[0]["enqueued_at"]
-        path[:0] = [piece for piece in pieces[0] if piece.end_at <= sent_at]
+        path[:0] = [piece for piece in pieces[0] if piece.end_at <= sent_at(by_stage[0])]
     if path[-1].end_at < workflow["finished_at"]:
         # A stage was waited for that its graph, changed meanwhile, no longer had.
         path.append(Piece("tool", path[-1].stage, path[-1].end_at, workflow["finished_at"]))
@@ -202,7 +206,7 @@ def _begun_at(stage: int, before: int | None, by_stage: Mapping[int, Mapping[str
     if before is not None:
         return float(by_stage[before]["finished_at"])
     # Other first stages of a graph begin when the very first is sent, for that chooses the model.
-    return float(by_stage[0]["enqueued_at"] if stage else by_stage[0]["ready_at"])
+    return sent_at(by_stage[0]) if stage else float(by_stage[0]["ready_at"])
 
 
 def _spare_s(

@@ -10,12 +10,14 @@ import inspect
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import chimsim
 from chimsim.config import Cluster, engines_by_combo
 from chimsim.errors import ChimsimError, near
+from chimsim.failures import check_names, on_engines, parse_outage, parse_slowdown
 from chimsim.feeds import (
     HELD_OUT,
     PART,
@@ -27,9 +29,11 @@ from chimsim.feeds import (
     check_trace,
     feed_for,
     in_engine,
+    label_leak,
     make_cluster,
     name_of,
     trace_named,
+    training_overlap,
 )
 from chimsim.results import FORMAT, digest
 from chimsim.spec import POLICY_AXES, ROUTERS, SHUFFLED, TRACE, Axis, PolicyEntry, Scalar, Spec, scalar_text
@@ -37,6 +41,8 @@ from policies import Policy, load_policy, policy_class
 from policies import knobs as knobs_of
 from traces import Trace
 
+MAX_CELLS = 50_000
+"""Of a grid: more are taken for a slip, and would be planned for minutes."""
 LENGTH_FIELDS = frozenset({"stage_tokens", "remaining_tokens", "rank"})
 
 
@@ -63,6 +69,8 @@ class Cell:
     look_ahead: int
     oversize: str
     goodput: Mapping[str, float]
+    fail: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -73,6 +81,7 @@ class Cell:
         return ", ".join(named)
 
 
+_SPELLS = {"fail": parse_outage, "slow": parse_slowdown}
 _QUIET = ("burstiness", "queue", "look_ahead", "router_s", "predictor_s", "workload")
 
 
@@ -102,10 +111,16 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
         for label, is_file in [*((c, False) for c in spec.combo), *((c, True) for c in spec.cluster)]
         for slots in spec.slots
     ]
+    for name, parse in _SPELLS.items():
+        for texts in [getattr(spec, name), *(entry.overrides.get(name, ()) for entry in spec.policy)]:
+            check_names([parse(text, name) for text in texts], [cluster for _, _, cluster in clusters], name)
     for trace in traces.values():
         check_arrivals(_arrival_kind(spec), trace, spec)
         for _, _, cluster in clusters:
             check_trace(trace, cluster, spec)
+    size = len(specs) * len(clusters) * _size(spec, policies)
+    if size > MAX_CELLS:
+        raise ChimsimError(f"the lists multiply to {size:,} cells; expected at most {MAX_CELLS:,}: give fewer values")
     found = [
         cell
         for name, own in specs.items()
@@ -119,6 +134,15 @@ def plan(spec: Spec) -> tuple[list[Cell], dict[str, Any]]:
         check_feed(feed, name, models, seed)
     unique = list({(cell.name, cell.axes["policy"]): cell for cell in found}.values())
     return unique, _manifest(spec, unique, traces, [cluster for _, _, cluster in clusters])
+
+
+def warnings_of(cells: Iterable[Cell]) -> list[str]:
+    """What is allowed but seldom meant, once each."""
+    cells = list(cells)
+    found = [warning for cell in cells for warning in cell.cluster.warnings]
+    found += [text for feed, name in {(c.feed, c.trace): None for c in cells} if (text := training_overlap(feed, name))]
+    found += [text for cell in cells if (text := label_leak(cell.policy, cell.feed))]
+    return list(dict.fromkeys(found))
 
 
 def _cells_of(
@@ -171,6 +195,11 @@ def _cell(
         # Everything is handed over at once, so that there is nothing to look ahead to.
         cluster, look_ahead = in_engine(cluster), 0
     arrivals = _arrival_kind(spec)
+    said = {name: tuple(map(str, entry.overrides.get(name, getattr(spec, name)))) for name in _SPELLS}
+    spells = {
+        name: tuple(map(str, on_engines([parse(text, name) for text in said[name]], cluster, name)))
+        for name, parse in _SPELLS.items()
+    }
     config: dict[str, Any] = {
         "format": FORMAT,
         "chimsim": chimsim.__version__,
@@ -193,6 +222,7 @@ def _cell(
     }
     if arrivals not in ("poisson", "recorded"):
         config["arrivals_digest"] = trace_named(arrivals).digest
+    config |= {name: list(texts) for name, texts in spells.items() if texts}
     shown: dict[str, Scalar] = {
         "trace": name_of(name) if len({Path(t).name for t in spec.trace}) < len(spec.trace) else trace.name,
         "combo": label,
@@ -209,6 +239,7 @@ def _cell(
         **{name: axes[name] for name in ("router_s", "predictor_s") if axes[name] is None and feed.folders},
         "queue": queue,
         "look_ahead": look_ahead,
+        **{name: ",".join(texts) or None for name, texts in said.items() if _is_said(spec, name)},
         "seed": seed,
     }
     return Cell(
@@ -231,7 +262,13 @@ def _cell(
         look_ahead=look_ahead,
         oversize=spec.oversize,
         goodput=spec.goodput,
+        fail=spells["fail"],
+        slow=spells["slow"],
     )
+
+
+def _is_said(spec: Spec, name: str) -> bool:
+    return bool(getattr(spec, name)) or any(entry.overrides.get(name) for entry in spec.policy)
 
 
 def make_policy(name: str, knobs: Mapping[str, Scalar], seed: int) -> Policy:
@@ -264,6 +301,16 @@ def _check_knobs(spec: Spec, policies: Mapping[str, type[Policy]]) -> None:
         if name not in known:
             whose = ", ".join(sorted({entry.policy for entry in spec.policy}))
             raise ChimsimError(f"knob {name!r}: none of the policies {whose} has it{near(name, known)}")
+
+
+def _size(spec: Spec, policies: Mapping[str, type[Policy]]) -> int:
+    """How many cells the spec has, at most, for each trace and cluster."""
+    of_policies = 0
+    for entry in spec.policy:
+        axes = [*_knob_axes(spec, entry, policies[entry.label]).values()]
+        axes += _reading_axes(spec, entry, policies[entry.label]).values()
+        of_policies += prod(map(len, axes))
+    return of_policies * len(spec.rps or (None,)) * len(spec.burstiness) * len(spec.seeds)
 
 
 def _knob_names(spec: Spec) -> list[str]:

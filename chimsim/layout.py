@@ -35,17 +35,19 @@ class Layout:
 
     def parent(self, index: int) -> int | None:
         """The stage whose prompt and answer this one's prompt begins with."""
-        return prefix_parent(self._stages, index)
+        return prefix_parent(self._stages, index) if index < len(self._stages) else None
 
     def footprint(self, spec: EngineSpec, index: int, stage: Stage) -> Footprint:
         """The stage's, on an engine; ``stage`` may be of another model's run."""
         block = spec.block_tokens
+        if index >= len(self._stages):
+            # A branch that was on its way when another one changed to a model with fewer stages has nothing to share.
+            return Footprint((self._owner, index), index, (0,) * (index + 1))
         if self.chain:
             return _footprint(self._owner, index, self.reused_tokens, block, stage)
         if block not in self._shared:
             self._shared[block] = _shared_runs(self._owner, self._stages, block)
-        # A branch that was on its way when another one changed to a model with a shorter graph has nothing to share.
-        shared = self._shared[block][index] if index < len(self._stages) else ()
+        shared = self._shared[block][index]
         # What it holds beyond that (another model's answer may be longer) nobody goes on from.
         return Footprint((self._owner, index), index, (0,) * (index + 1), shared)
 

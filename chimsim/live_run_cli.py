@@ -109,6 +109,8 @@ def live_command(
             f"--workload: {workload!r} is unknown; choose from {', '.join(WORKLOADS)}{near(workload, WORKLOADS)}"
         )
     resolved = resolve(spec, given)
+    if resolved.fail or resolved.slow:
+        raise ChimsimError("fail and slow are of the simulated cluster; leave them out of a live run")
     if len(resolved.cluster) != 1 or resolved.combo:
         raise ChimsimError("live needs one --cluster file, whose engines have a url")
     if out is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,14 @@ import pandas as pd
 
 from chimsim.errors import ChimsimError, near
 from chimsim.results import write_file
+from traces.schema import MAX_TOKENS
 
 FORMATS = ("chimsim", "llmservingsim", "vllm-bench")
 COMPLETED = "completed"
 STATUSES = (COMPLETED, "failed", "aborted")
 TIMES = ("ready_at", "admitted_at", "first_token_at", "finished_at")
+MOST_S = 1e12
+"""No clock of seconds has come so far."""
 CLOCK_NOISE_S = 1e-6
 """Stamps of one instant may be this far apart, in the wrong direction too: they are rounded decimal numbers."""
 
@@ -132,10 +134,17 @@ def _text(path: Path) -> str:
 def _whole(text: str) -> dict[str, Any] | None:
     """The file as one JSON object, if it is one."""
     try:
-        value = json.loads(text)
-    except ValueError:
+        value = _json(text)
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _json(text: str) -> Any:
+    """`json.loads`; half a surrogate pair, which could not be written again, is a `ValueError`, too."""
+    value = json.loads(text)
+    json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 def _seen(text: str) -> str:
@@ -154,8 +163,8 @@ def _rows(text: str, path: Path) -> list[Row]:
             continue
         where = f"{path}:{number}"
         try:
-            row = json.loads(line)
-        except ValueError as error:
+            row = _json(line)
+        except (ValueError, RecursionError) as error:
             raise ChimsimError(f"{where}: not valid JSON ({error}); expected one request a line") from None
         if not isinstance(row, dict):
             raise ChimsimError(f"{where}: expected an object, found {_short(row)}")
@@ -320,7 +329,9 @@ def _bench_result(result: Mapping[str, Any], path: Path) -> MeasuredRun:
             f"{path}: start_times is missing: this version of vllm bench serve did not save when requests were sent, "
             "so the run cannot be replayed; record it with a newer one (vLLM pull request 32667, January 2026)"
         )
-    names = [*BENCH_LISTS, "start_times", *(key for key in ("errors", "latencies") if key in result)]
+    if not isinstance(result["start_times"], list):
+        raise ChimsimError(f"{path}: start_times is {_short(result['start_times'])}; expected a list of seconds")
+    names = [*BENCH_LISTS, *(key for key in ("errors", "latencies") if key in result)]
     for key in names:
         if not isinstance(result[key], list) or len(result[key]) != len(result["start_times"]):
             raise ChimsimError(
@@ -386,15 +397,15 @@ def _in_order(stamps: Mapping[str, float | None], where: str) -> None:
 
 
 def _number(value: Any, what: str, where: str, low: float | None = None) -> float:
-    if type(value) not in (int, float) or not isfinite(value) or (low is not None and value < low):
+    if type(value) not in (int, float) or not -MOST_S <= value <= MOST_S or (low is not None and value < low):
         expected = "a finite number of seconds" + ("" if low is None else f", at least {low:g}")
         raise ChimsimError(f"{where}: {what} is {_short(value)}; expected {expected}")
     return float(value)
 
 
-def _count(value: Any, what: str, where: str, low: int, high: int | None = None) -> int:
-    if type(value) is not int or value < low or (high is not None and value > high):
-        limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
+def _count(value: Any, what: str, where: str, low: int, high: int = MAX_TOKENS) -> int:
+    if type(value) is not int or not low <= value <= high:
+        limits = f"from {low} to {high}" if high != MAX_TOKENS else f"of at least {low}"
         raise ChimsimError(f"{where}: {what} is {_short(value)}; expected a whole number {limits}")
     return value
 

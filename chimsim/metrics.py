@@ -81,6 +81,8 @@ def summarise(
         "drain_s": _drain_s(result),
         "not_steady": not_steady(_floats(result.workflows["arrived_at"]), _ends(result.workflows)),
     }
+    if "retries" in requests:
+        summary |= _losses(requests, workflows)
     return {key: _plain(value) for key, value in summary.items()}
 
 
@@ -199,10 +201,22 @@ def _slowdown(values: Floats) -> dict[str, Value]:
 
 def _overhead(done: pd.DataFrame, finished: pd.DataFrame) -> dict[str, Value]:
     """The share of a workflow's latency that router and predictor took."""
-    charged_s = (done["enqueued_at"] - done["ready_at"]).groupby(done["workflow"]).sum()
+    charged_s = (done["enqueued_at"] - done.get("lost_s", 0.0) - done["ready_at"]).groupby(done["workflow"]).sum()
     shares = _floats(charged_s.reindex(finished["workflow"]).reset_index(drop=True)) / _floats(finished["latency_s"])
     shares = shares[np.isfinite(shares)]
     return {"mean_overhead_share": _mean(shares), "max_overhead_share": float(shares.max()) if len(shares) else None}
+
+
+def _losses(requests: pd.DataFrame, workflows: pd.DataFrame) -> dict[str, Value]:
+    """What engines that fail cost: tries, tokens that came to nothing, and the time until the last try."""
+    retried = requests[requests["retries"] > 0]
+    return {
+        "retries": int(requests["retries"].sum()),
+        "retried_workflows": int(retried["workflow"].nunique()),
+        "failed_workflows": int((workflows["status"] == "failed").sum()),
+        "lost_tokens": int(requests["lost_tokens"].sum()),
+        "mean_lost_s": _mean(_floats(requests["lost_s"][requests["lost_s"] > 0])),
+    }
 
 
 def _per_token_ms(finished: pd.DataFrame) -> float | None:

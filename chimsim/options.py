@@ -66,6 +66,12 @@ OversizeOpt = Annotated[
 SlotsOpt = Annotated[str | None, typer.Option("--slots", help="Calls in an engine at once (default: the profile's).")]
 EnginesOpt = Annotated[str | None, typer.Option("--engines", help="Engines of a model: qwen7b=2,...")]
 SeqsOpt = Annotated[str | None, typer.Option("--max-num-seqs", help="vLLM's max_num_seqs of every engine.")]
+FailOpt = Annotated[
+    list[str] | None, typer.Option("--fail", help="An engine is down: qwen7b@120s-180s, or ...@120s- (repeatable).")
+]
+SlowOpt = Annotated[
+    list[str] | None, typer.Option("--slow", help="Steps take longer: qwen7b=1.5x, ...@120s-180s (repeatable).")
+]
 GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits: ttft=500ms,e2el=9s,latency=60s")]
 WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
 

@@ -35,6 +35,12 @@ from traces.graph import children, parents
 Oversize = Literal["error", "reject", "clip"]
 Queue = Literal["dispatcher", "engine"]
 SAMPLE_S = 1.0
+RETRIES = 4
+"""How often a call is sent again before its workflow is given up."""
+BACKOFF_S = 0.5
+"""Before the first retry; doubled every time."""
+PROBE_S = 1.0
+"""How often a call that no engine can serve, or an engine that failed, is tried again."""
 COMPLETED, REJECTED, FAILED = 0, 1, 2
 STATUS = ("completed", "rejected", "failed")
 
@@ -161,8 +167,8 @@ class Call:
     """One stage of a job on its way: ready, waiting, running."""
 
     __slots__ = (
-        "enqueued_at", "index", "job", "output_tokens", "prediction", "ready_at", "request", "request_id", "stage",
-        "state", "yields",
+        "enqueued_at", "index", "job", "lost_tokens", "output_tokens", "prediction", "ready_at", "request",
+        "request_id", "retries", "sent_at", "stage", "state", "yields",
     )  # fmt: skip
 
     def __init__(
@@ -174,7 +180,10 @@ class Call:
         self.ready_at = ready_at
         self.prediction = prediction
         self.stage = stage
+        self.sent_at = -1.0  # first dispatched, or tried to be
         self.enqueued_at = ready_at
+        self.retries = 0
+        self.lost_tokens = 0  # of tries that an engine failed
         self.yields = 0
         self.output_tokens = 0
         self.request: Any = None  # the driver's own, see `Replay._prepare`
@@ -184,13 +193,14 @@ class Call:
 class State:
     """An engine and what a replay knows of it; drivers add the engine itself."""
 
-    __slots__ = ("index", "model", "name", "next_sample_at", "requests", "spec", "touched", "yields")
+    __slots__ = ("healthy", "index", "model", "name", "next_sample_at", "requests", "spec", "touched", "yields")
 
     def __init__(self, index: int, spec: EngineSpec) -> None:
         self.index = index
         self.spec = spec
         self.name = spec.name
         self.model = spec.model
+        self.healthy = True
         self.touched = False
         self.next_sample_at = 0.0
         self.requests = 0
@@ -210,6 +220,8 @@ REQUEST_COLUMNS = {
     "enqueued_at": "d", "admitted_at": "d", "first_token_at": "d", "finished_at": "d", "service_s": "d",
     "preemptions": "l", "yields": "l", "promotions": "l", "longest_wait_s": "d", "status": "b", "measured": "b",
 }  # fmt: skip
+RETRY_COLUMNS = {"retries": "b", "lost_tokens": "l", "lost_s": "d"}
+"""More columns of the requests, where engines may fail."""
 WORKFLOW_COLUMNS = {
     "workflow": "q", "workflow_id": "l", "source_id": "l", "workload": "h", "arrived_at": "d", "finished_at": "d",
     "latency_s": "d", "stages": "h", "prompt_tokens": "q", "output_tokens": "q", "queue_time_s": "d",
@@ -239,6 +251,7 @@ class Replay(ABC):
         look_ahead: int,
         oversize: Oversize,
         log_decisions: bool,
+        failing: bool = False,
     ) -> None:
         self._in_engine = queue == "engine"
         specs = sorted(cluster.engines, key=lambda spec: spec.name)
@@ -259,7 +272,8 @@ class Replay(ABC):
         self._woken: list[tuple[Job, int]] = []
         self._touched: list[Any] = []
         self._next_id = 0
-        self._requests = Columns(REQUEST_COLUMNS)
+        self._failing = failing
+        self._requests = Columns(REQUEST_COLUMNS | RETRY_COLUMNS if failing else REQUEST_COLUMNS)
         self._workflows = Columns(WORKFLOW_COLUMNS)
         self._timeline = Columns(TIMELINE_COLUMNS)
         self._stage_codes = _Codes()
@@ -359,7 +373,7 @@ class Replay(ABC):
         # Again where a graph begins with several stages: the others follow the first, which chooses the model.
         while ready := self._ready:
             if len(ready) > 1:
-                ready.sort(key=_number)
+                ready.sort(key=number_of)
             self._ready = []
             for call in ready:
                 self._dispatch(now, call)
@@ -409,6 +423,8 @@ class Replay(ABC):
         job = call.job
         stage = call.stage
         call.enqueued_at = now
+        if call.sent_at < 0.0:
+            call.sent_at = now
         view = RequestView(
             call.request_id, job.workflow_id, job.source.workload, call.index, stage.name, now, job.arrived_at,
             stage.prompt_tokens, call.prediction, self._waited_for(job, call.index),
@@ -525,6 +541,25 @@ class Replay(ABC):
         for index in following:
             self._begin_stage(now, job, index)
 
+    def _set_health(self, state: State, healthy: bool) -> None:
+        state.healthy = healthy
+        self._dispatcher.set_health(state.name, healthy)
+
+    def _send_again(self, now: float, call: Call) -> bool:
+        """An engine failed the call, whatever it had is lost: it is dispatched anew, after a pause.
+
+        False where it has been tried often enough: then it is given up.
+        """
+        call.lost_tokens += call.request.produced
+        if call.retries >= RETRIES:
+            self._abandon(now, call, FAILED)
+            return False
+        call.retries += 1
+        self._dispatcher.complete(now, call.request_id, call.request.produced, "failed", last=False)
+        del self._calls[call.request_id]
+        self._at(now + BACKOFF_S * 2.0 ** (call.retries - 1), self._on_ready, call)
+        return True
+
     def _abandon(self, now: float, call: Call, status: int) -> None:
         """The call gets no answer: its workflow ends there, once what else of it is on its way is over."""
         job = call.job
@@ -552,8 +587,14 @@ class Replay(ABC):
             self._finish(now, job)
 
     def _among(self, call: Call) -> frozenset[str] | None:
-        """The engines that the policy may send the call to; None: all."""
-        return None
+        """The engines that the policy may send the call to; None: all.
+
+        After a failure another engine of the model, if one is well: an engine may fail calls and seem healthy.
+        """
+        if not call.retries:
+            return None
+        same = (s.name for s in self._states if s.healthy and s is not call.state and s.model == call.state.model)
+        return frozenset(same) or None
 
     def _waited_for(self, job: Job, index: int) -> tuple[int, ...]:
         """The stages that the policy is told this one goes on from."""
@@ -566,12 +607,14 @@ class Replay(ABC):
         job = call.job
         request = call.request
         state = call.state
+        retries = (call.retries, call.lost_tokens, call.enqueued_at - call.sent_at) if self._failing else ()
         self._requests.append(
             (
                 call.request_id, job.row, job.row, call.index, self._stage_codes[call.stage.name], state.index,
                 self._model_codes[state.model], request.prompt_tokens, request.cached_tokens, request.output_tokens,
                 call.ready_at, call.enqueued_at, request.admitted_at, first_token_at, now, outcome.service_s,
                 request.preemptions, call.yields, outcome.promotions, outcome.longest_wait_s, status, job.measured,
+                *retries,
             )
         )  # fmt: skip
 
@@ -667,7 +710,7 @@ def index_of(state: State) -> int:
     return state.index
 
 
-def _number(call: Call) -> int:
+def number_of(call: Call) -> int:
     return call.request_id
 
 

@@ -86,7 +86,16 @@ def _one(
     from chimsim.reproduce.running import results_of, run_experiment
     from chimsim.reproduce.words import as_text
 
-    outcome = run_experiment(experiment, out, quick=quick, workers=workers, data=data, tell=tell, progress=progress)
+    outcome = run_experiment(
+        experiment,
+        out,
+        quick=quick,
+        workers=workers,
+        data=data,
+        tell=tell,
+        progress=progress,
+        warn=lambda text: note(f"warning: {text}"),
+    )
     tell(f"{experiment.name}: figures")
     results = results_of(outcome)
     if results is None:

@@ -13,6 +13,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ TABLES = ("requests", "workflows", "engines", "timeline", "itl")
 CHECKSUMS = "checksums.json"
 LOCK = ".lock"
 MANIFEST = "manifest.json"
+_HASH = re.compile("[0-9a-f]{32}")
+_AXES = {"trace": str, "combo": str, "policy": str, "seed": int}
+"""Of every cell, and of what type they are; the others may be missing, or empty for some policies."""
 
 
 class Results:
@@ -68,25 +72,23 @@ class Results:
         """One row a finished cell: the axes of the grid, then the metrics of docs/metrics.md."""
         rows = []
         for entry in self.manifest["cells"]:
-            path = self.path / "cells" / entry["hash"] / "summary.json"
-            if path.is_file():
-                rows.append(_axes_row(entry) | json.loads(path.read_text(encoding="utf-8")))
+            if (self.path / "cells" / entry["hash"] / "summary.json").is_file():
+                rows.append(_axes_row(entry) | self.cell_summary(entry["hash"]))
         return summary_frame(rows)
 
     def config(self, cell: str) -> dict[str, Any]:
         """The resolved configuration of one cell."""
-        config: dict[str, Any] = json.loads((self.path / "cells" / cell / "config.json").read_text(encoding="utf-8"))
+        config: dict[str, Any] = json.loads(read_cell_file(self.path, cell, "config.json"))
         return config
 
     def cell_summary(self, cell: str) -> dict[str, Any]:
         """The metrics of one cell."""
-        text = (self.path / "cells" / cell / "summary.json").read_text(encoding="utf-8")
-        summary: dict[str, Any] = json.loads(text)
+        summary: dict[str, Any] = json.loads(read_cell_file(self.path, cell, "summary.json"))
         return summary
 
     def table(self, cell: str, name: str) -> pd.DataFrame:
         """One table of a cell: requests, workflows, engines, timeline or itl."""
-        return pd.read_parquet(self.path / "cells" / cell / f"{name}.parquet")
+        return pd.read_parquet(io.BytesIO(read_cell_file(self.path, cell, f"{name}.parquet")))
 
     def _planned(self) -> list[str]:
         return list(dict.fromkeys(entry["hash"] for entry in self.manifest["cells"]))
@@ -192,8 +194,8 @@ def write_cell(root: Path, name: str, config: Mapping[str, Any], result: RunResu
             _write_bytes(temporary / file, data)
         _sync_folder(temporary)
         target = cells / name
-        if target.exists() and not cell_is_whole(root, name):
-            shutil.rmtree(target)
+        if os.path.lexists(target) and not cell_is_whole(root, name):
+            _remove(target)
         try:
             os.rename(temporary, target)
         except OSError as error:
@@ -223,14 +225,28 @@ def cell_is_whole(root: Path, name: str) -> bool:
         return False
 
 
+def read_cell_file(root: Path, name: str, file: str) -> bytes:
+    """A file of a cell, as it was written. Raises `ChimsimError` if it cannot be read or has changed since."""
+    path = root / "cells" / name / file
+    try:
+        data = path.read_bytes()
+        sums = json.loads((path.parent / CHECKSUMS).read_bytes())
+        found = "" if sums[file] == hashlib.sha256(data).hexdigest() else "has changed since it was written"
+    except OSError as error:
+        found = f"cannot be read ({(error.strerror or str(error)).lower()})"
+    except (ValueError, LookupError, TypeError):
+        found = f"cannot be checked, since {CHECKSUMS} beside it is damaged"
+    if found:
+        raise ChimsimError(f"{path} {found}; the command that made the folder makes damaged cells anew")
+    return data
+
+
 def clean(root: Path) -> None:
     """Remove what a killed sweep left under temporary names. Call it under the lock only."""
     for folder in (root, root / "cells"):
         for path in sorted(folder.glob(".*.tmp")):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                _remove(path)
 
 
 def read_manifest(root: Path) -> dict[str, Any]:
@@ -242,12 +258,40 @@ def read_manifest(root: Path) -> dict[str, Any]:
         raise ChimsimError(f"{root} is not a results folder: it has no manifest.json")
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        found = manifest["format"], manifest["spec"], manifest["cells"]
-    except (ValueError, KeyError, TypeError) as error:
+        form, spec, entries = manifest["format"], manifest["spec"], manifest["cells"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ChimsimError(f"{path} is not the manifest of a sweep ({type(error).__name__}: {error})") from error
-    if found[0] != FORMAT:
-        raise ChimsimError(f"{path} has format {found[0]!r}, this chimsim reads format {FORMAT}")
+    if form != FORMAT:
+        raise ChimsimError(f"{path} has format {form!r:.60}, this chimsim reads format {FORMAT}")
+    if type(spec) is not dict or type(entries) is not list:
+        raise ChimsimError(f"{path} is not the manifest of a sweep (spec must be an object, cells a list)")
+    for number, entry in enumerate(entries):
+        wrong = _wrong_entry(entry, entries[0])
+        if wrong:
+            raise ChimsimError(f"{path} is damaged: cells[{number}] {wrong}")
     return dict(manifest)
+
+
+def _wrong_entry(entry: Any, first: Any) -> str:
+    """What is wrong with a cell of a manifest, or nothing: all have a hash and the same axes of single values."""
+    if type(entry) is not dict or type(entry.get("hash")) is not str or not _HASH.fullmatch(entry["hash"]):
+        return "has no hash"
+    axes = entry.get("axes")
+    if type(axes) is not dict or axes.keys() != first["axes"].keys():
+        return "has not the axes of the first"
+    for name, kind in _AXES.items():
+        if type(axes.get(name)) is not kind:
+            return f"has no {name}"
+    for name, value in axes.items():
+        numeric = type(value) in (int, float) and abs(value) < 2**63
+        if not (value is None or type(value) is bool or numeric or (type(value) is str and _is_text(value))):
+            return f"has {value!r:.60} as {name}"
+    return ""
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written down: half a surrogate pair cannot."""
+    return value.isascii() or value.encode(errors="replace").decode() == value
 
 
 def open_folder(root: Path, manifest: Mapping[str, Any]) -> None:
@@ -307,8 +351,7 @@ def write_summary(root: Path, entries: Sequence[Mapping[str, Any]]) -> pd.DataFr
     """Gather the cells' summaries, in the order of the grid, into summary.parquet and summary.csv."""
     rows = []
     for entry in entries:
-        text = (root / "cells" / entry["hash"] / "summary.json").read_text(encoding="utf-8")
-        rows.append(_axes_row(entry) | json.loads(text))
+        rows.append(_axes_row(entry) | json.loads(read_cell_file(root, entry["hash"], "summary.json")))
     frame = summary_frame(rows)
     write_file(root / "summary.parquet", parquet_bytes(frame))
     write_file(root / "summary.csv", frame.to_csv(index=False, lineterminator="\n").encode())
@@ -339,6 +382,14 @@ def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _remove(path: Path) -> None:
+    """Whatever stands there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +156,7 @@ def read_engine_file(path: Path | str) -> EngineFile:
         raise ChimsimError(f"{path}: no such file of engine settings") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ChimsimError(f"{path}: cannot be read: {error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ChimsimError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(tree, dict):
         raise ChimsimError(f"{path}: expected an object of engine settings, found {type(tree).__name__}")
@@ -257,8 +256,8 @@ def read_timeseries(path: Path | str) -> pd.DataFrame:
     path = Path(path)
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-            columns = list(rows[0]) if rows else []
+            reader = csv.DictReader(file)
+            rows, columns = list(reader), list(reader.fieldnames or ())
     except FileNotFoundError:
         raise ChimsimError(f"{path}: no such time series") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -294,8 +293,8 @@ def _sample(text: str | None, where: str) -> float:
         value = float(text or "")
     except ValueError:
         value = float("nan")
-    if not isfinite(value) or value < 0:
-        raise ChimsimError(f"{where} is {text!r}; expected a number from 0 on")
+    if not 0 <= value <= 1e12:
+        raise ChimsimError(f"{where} is {text!r:.60}; expected a number from 0 on")
     return value
 
 

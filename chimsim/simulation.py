@@ -1,11 +1,15 @@
-"""The SimPy driver: replays a trace on simulated engines. It owns the clock; what happens is in `chimsim.replay`."""
+"""The SimPy driver: replays a trace on simulated engines. It owns the clock; what happens is in `chimsim.replay`.
+
+Engines that fail, come back or change their speed do so right after what ended on the engines at that instant, before
+any stage is dispatched: an answer that is whole by then is out, and whoever is ready then sees the new state.
+"""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import inf
+from math import ceil, inf
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +22,12 @@ from chimsim.config import Cluster, EngineSpec
 from chimsim.dispatcher import Start
 from chimsim.engine import Engine, EngineRequest
 from chimsim.errors import ChimsimError
+from chimsim.failures import Spell, check_names, on_engines, parse_outage, parse_slowdown
 from chimsim.histogram import LogHistogram
 from chimsim.predictors import Predictor, build_predictor
 from chimsim.records import RunResult
 from chimsim.replay import (
+    PROBE_S,
     Call,
     Job,
     Oversize,
@@ -31,11 +37,12 @@ from chimsim.replay import (
     default_router,
     engine_priority,
     index_of,
+    number_of,
     schedule,
 )
 from chimsim.ticks import HORIZON_S, exact_not_before
 from policies import load_policy
-from policies.interface import Policy
+from policies.interface import Policy, PolicyError
 from traces import Trace, Workflow
 
 
@@ -58,6 +65,8 @@ def simulate(
     log_decisions: bool = False,
     engine_class: Callable[[EngineSpec], Engine] = Engine,
     hop_s: float = 0.0,
+    fail: Sequence[str] = (),
+    slow: Sequence[str] = (),
 ) -> RunResult:
     """Replay ``workflows`` workflows of the trace (default: each once) until the last one is done.
 
@@ -68,7 +77,8 @@ def simulate(
     ``max_batch_size + look_ahead`` of them inside, or all in the engine. A call that can never fit is an ``error``,
     is answered like vLLM's 400 (``reject``: its workflow fails), or has its output shortened (``clip``). ``hop_s`` is
     the round trip between dispatcher and engine: a slot that falls free is filled so much later, and however short that
-    is, the step that begins at that instant is missed.
+    is, the step that begins at that instant is missed. ``fail`` and ``slow`` are outages and slow engines, written as
+    in `chimsim.failures`.
 
     ``policy`` is a policy or a name for `policies.load_policy`, ``predictor`` by default the trace's recorded
     confidences (labels where there are none) with true lengths.
@@ -80,7 +90,13 @@ def simulate(
     if predictor is None:
         predictor = build_predictor(trace, router=default_router(trace))
     order, times = schedule(trace, rps, seed, arrivals, workflows, burstiness, shuffle)
-    driver = _Simulation(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class, hop_s)
+    spells = [*(parse_outage(text, "fail") for text in fail), *(parse_slowdown(text, "slow") for text in slow)]
+    check_names(spells, [cluster], "fail and slow")
+    down = on_engines((spell for spell in spells if spell.down), cluster, "fail")
+    slower = on_engines((spell for spell in spells if not spell.down), cluster, "slow")
+    driver = _Simulation(
+        cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class, hop_s, down, slower
+    )
     with _without_collector():
         return driver.run(order, times, warmup)
 
@@ -102,12 +118,18 @@ def _without_collector() -> Iterator[None]:
 
 
 class _Engine(State):
-    __slots__ = ("engine", "wanted")
+    __slots__ = ("down_s", "down_since", "engine", "wanted")
 
     def __init__(self, index: int, spec: EngineSpec, engine: Engine) -> None:
         super().__init__(index, spec)
         self.engine = engine
+        self.down_s = 0.0
+        self.down_since = 0.0
         self.wanted = False  # something arrived that a stretch under way should be cut for
+
+    def down_s_until(self, now: float) -> float:
+        """Seconds that it was down, the outage that it may be in included."""
+        return self.down_s if self.healthy else self.down_s + now - self.down_since
 
 
 class _Simulation(Replay):
@@ -122,20 +144,29 @@ class _Simulation(Replay):
         log_decisions: bool,
         engine_class: Callable[[EngineSpec], Engine],
         hop_s: float,
+        outages: Sequence[Spell],
+        slowdowns: Sequence[Spell],
     ) -> None:
         self._engine_class = engine_class
         self._env = Environment()
         self._due: list[_Engine] = []
         self._hop_s = exact_not_before(hop_s)
         self._on_way: dict[int, object] = {}
-        super().__init__(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions)
+        self._spells = [*outages, *slowdowns]
+        self._turned: list[tuple[Spell, bool]] = []
+        super().__init__(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, bool(outages))
 
     def run(self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int) -> RunResult:
         """Everything from the first arrival to the last completion."""
         self._begin(order, times, warmup)
+        for spell in self._spells:
+            self._at(spell.begin_s, self._on_turn, (spell, True))
+            if spell.end_s < inf:
+                self._at(spell.end_s, self._on_turn, (spell, False))
         env = self._env
         now = 0.0
-        while (instant := env.peek()) != inf:
+        # Spells that come after the last workflow are of no run.
+        while (instant := env.peek()) != inf and not (self._spells and len(self._workflows) == len(order)):
             now = instant
             if now >= HORIZON_S:
                 raise ChimsimError(f"the run is longer than {HORIZON_S / 86400:.2g} days of simulated time")
@@ -166,8 +197,12 @@ class _Simulation(Replay):
 
     def _engines_ended(self, now: float) -> None:
         due = self._due
-        if not due:
-            return
+        if due:
+            self._steps_ended(now, due)
+        if self._turned:
+            self._take_turns(now)
+
+    def _steps_ended(self, now: float, due: list[_Engine]) -> None:
         if len(due) > 1:
             due.sort(key=index_of)
         for state in due:
@@ -179,6 +214,56 @@ class _Simulation(Replay):
                 else:
                     self._check(now, call)
         due.clear()
+
+    def _on_turn(self, event: Event) -> None:
+        self._turned.append(cast(tuple[Spell, bool], event.value))
+
+    def _take_turns(self, now: float) -> None:
+        """Let spells end and begin, in this order: one may follow another at the same instant."""
+        for spell, begins in sorted(self._turned, key=_turn_order):
+            state = cast(_Engine, self._by_name[spell.name])
+            if not spell.down:
+                state.engine.slow_down(spell.factor if begins else 1.0)
+                state.wanted = True  # steps of a stretch that begin from now on have the other speed
+            elif begins:
+                self._go_down(now, state)
+            else:
+                state.down_s += now - state.down_since
+                self._set_health(state, True)
+            self._touch(state)
+        self._turned.clear()
+
+    def _go_down(self, now: float, state: _Engine) -> None:
+        """All calls inside are lost, and those on their way; who waits for the engine is refused in `_fill`."""
+        state.down_since = now
+        self._set_health(state, False)
+        state.engine.fail(now)
+        lost = [
+            call for call in self._calls.values() if call.state is state and self._dispatcher.inside(call.request_id)
+        ]
+        for call in sorted(lost, key=number_of):
+            self._on_way.pop(call.request_id, None)
+            self._send_again(now, call)
+
+    def _fill(self, now: float, state: State) -> bool:
+        if state.healthy:
+            return super()._fill(now, state)
+        # As with a server that is not there: whoever is sent to it fails at once.
+        state.touched = False
+        while starts := self._dispatcher.fill(now, state.name):
+            for start in starts:
+                self._send_again(now, self._calls[start.request_id])
+        return False
+
+    def _dispatch(self, now: float, call: Call) -> None:
+        try:
+            super()._dispatch(now, call)
+        except PolicyError:
+            # Nobody that may serve it is well: as the live driver does, it asks again every second, if with use.
+            back_s = min((s.end_s for s in self._spells if s.down and s.begin_s <= now < s.end_s), default=inf)
+            if back_s == inf:
+                raise
+            self._at(now + PROBE_S * ceil((back_s - now) / PROBE_S), self._on_ready, call)
 
     def _prepare(self, call: Call) -> None:
         job, stage = call.job, call.stage
@@ -262,6 +347,12 @@ class _Simulation(Replay):
                     "num_kv_tokens": engine.kv.num_blocks * state.spec.block_tokens,
                     "max_batch_size": state.spec.max_batch_size,
                     "makespan_s": makespan_s,
+                    **({"down_s": state.down_s_until(makespan_s)} if self._failing else {}),
                 }
             )
         return pd.DataFrame(rows)
+
+
+def _turn_order(turn: tuple[Spell, bool]) -> tuple[bool, str]:
+    spell, begins = turn
+    return begins, spell.name

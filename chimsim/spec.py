@@ -6,7 +6,6 @@ Every key that may hold a list multiplies the grid. Nothing is loaded or run her
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isinf, isnan
@@ -14,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from chimsim.errors import ChimsimError, near
+from chimsim.failures import parse_outage, parse_slowdown
 from policies import knobs as knobs_of
 from policies import policy_class
+from traces.files import parse_toml
 
 Scalar = float | int | bool | str | None
 Axis = tuple[Scalar, ...]
@@ -48,7 +49,8 @@ class Spec:
     ``slots`` is the dispatcher's ``max_batch_size`` (None: each profile's own); an empty ``router`` means
     the recorded confidence where the trace has one, else the oracle. Numbers among ``router`` and
     ``length_predictor`` are dials (average precision, Kendall distance), other texts folders of saved models.
-    ``router_s`` and ``predictor_s`` left empty are what the models' folders say, and 0 without models.
+    ``router_s`` and ``predictor_s`` left empty are what the models' folders say, and 0 without models. All of
+    ``fail`` and ``slow`` (`chimsim.failures`) happen in every run: they do not multiply.
     """
 
     trace: tuple[str, ...]
@@ -77,6 +79,8 @@ class Spec:
     slots: tuple[int | None, ...] = (None,)
     engines: Mapping[str, int] = field(default_factory=dict)
     max_num_seqs: int | None = None
+    fail: tuple[str, ...] = ()
+    slow: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)
     workers: int = 1
 
@@ -126,8 +130,10 @@ def read_document(path: str | Path) -> dict[str, Any]:
             if not isinstance(manifest, dict) or not isinstance(manifest.get("spec"), dict):
                 raise ChimsimError(f"spec {path}: a JSON spec must be the manifest of a sweep, with a key 'spec'")
             return dict(manifest["spec"])
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as error:
+        return parse_toml(text)
+    except ChimsimError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ChimsimError(f"spec {path}: {error}") from error
 
 
@@ -403,6 +409,20 @@ def _pairs(parse: Callable[[Any, str], Any], known: tuple[str, ...] = ()) -> Cal
     return build
 
 
+def _spells(parse: Callable[[str, str], Any]) -> Callable[[Any, str], tuple[str, ...]]:
+    """Texts, each of which may be a comma list, as they are: an empty list says that there are none."""
+
+    def check(value: Any, where: str) -> tuple[str, ...]:
+        if value in ([], ()):
+            return ()
+        pieces = [piece for item in _items(value, where) for piece in _text(item, where).split(",")]
+        for piece in pieces:
+            parse(piece, where)
+        return tuple(_items([piece.strip() for piece in pieces], where))
+
+    return check
+
+
 def _milliseconds(value: Any, where: str) -> Any:
     """A limit in ms: a number, or text with the unit ms or s; of a workflow's latency always with its unit."""
     if where.endswith(": latency") and not str(value).endswith("s"):
@@ -422,7 +442,7 @@ def _knob_values(value: Any, where: Mapping[str, str]) -> dict[str, Axis]:
         pairs = {str(name): item for name, item in value.items()}
     else:
         pairs = {}
-        for text in [value] if isinstance(value, str) else value:
+        for text in value if isinstance(value, list | tuple) else [value]:
             name, sign, right = str(text).partition("=")
             if not sign or not name.strip():
                 raise ChimsimError(f"{name_of}: {text!r} is not of the form name=value or name=value,value")
@@ -488,7 +508,7 @@ def _chosen(base: Any, names: Any, where: str) -> Any:
 
 POLICY_AXES = (
     "router", "router_map", "length_predictor", "length_error", "rank_predictor", "router_s", "predictor_s", "queue",
-    "look_ahead",
+    "look_ahead", "fail", "slow",
 )  # fmt: skip
 """Axes that a policy's table may set for itself, besides its knobs."""
 
@@ -521,6 +541,8 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "slots": _listed(_slots),
     "engines": _pairs(_whole(1)),
     "max_num_seqs": _single(_whole(1)),
+    "fail": _spells(parse_outage),
+    "slow": _spells(parse_slowdown),
     "goodput": _pairs(_milliseconds, GOODPUT),
     "workers": _single(_whole(1)),
 }

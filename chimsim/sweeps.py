@@ -108,7 +108,7 @@ def run_sweep(
     `Interrupted` after Ctrl-C; in each case the finished cells stay and the same call goes on with the rest.
     """
     found, manifest = planned or plan(spec)
-    started = time.time()
+    started, began = time.time(), time.perf_counter()
     with folder_lock(out):
         try:
             open_folder(out, manifest)
@@ -123,7 +123,7 @@ def run_sweep(
                     f"{len(errors)} of {len(distinct)} cells failed, {kept} are kept in {out}; {errors[0]}{more}"
                 )
             write_summary(out, read_manifest(out)["cells"])
-            _note_run(out, command, workers, started, len(missing), len(distinct))
+            _note_run(out, command, workers, started, time.perf_counter() - began, len(missing), len(distinct))
         except OSError as error:
             raise ChimsimError(_system_error(error, out)) from error
     return Results(out)
@@ -208,6 +208,8 @@ def run_cell(
         oversize=cast(Oversize, cell.oversize),
         engine_class=Engine if watch is None else watch.engine,
         hop_s=hop_s,
+        fail=cell.fail,
+        slow=cell.slow,
     )
     return result, dict(summarise(result, goodput=cell.goodput))
 
@@ -218,7 +220,9 @@ def _system_error(error: OSError, out: Path) -> str:
     return f"{error.filename or out}: {(error.strerror or str(error)).lower()}"
 
 
-def _note_run(out: Path, command: Sequence[str], workers: int, started: float, ran: int, total: int) -> None:
+def _note_run(
+    out: Path, command: Sequence[str], workers: int, started: float, wall_s: float, ran: int, total: int
+) -> None:
     """Append to run.json what may differ between equal sweeps: when, how long, with what."""
     path = out / "run.json"
     try:
@@ -229,7 +233,7 @@ def _note_run(out: Path, command: Sequence[str], workers: int, started: float, r
     entry = {
         "command": list(command),
         "started_at": started,
-        "wall_s": time.time() - started,
+        "wall_s": wall_s,
         "workers": workers,
         "cells_run": ran,
         "cells": total,

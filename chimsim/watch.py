@@ -12,8 +12,8 @@ from math import nan
 
 from chimsim.config import EngineSpec
 from chimsim.engine import Engine, EngineRequest
-from policies.chimera import Chimera
 from policies.interface import ClusterView, Dispatch, EngineView, Policy, Priority, RequestView
+from policies.routed import RoutedPolicy
 
 FINISHED, PREEMPTED, YIELDED, CHECKED = "finished", "preempted", "yielded", "checked"
 """How a spell ends. Checked: a slice of output tokens was over, and the request went on at once."""
@@ -67,12 +67,13 @@ class Watch:
     def policy(self, policy: Policy) -> Policy:
         """The same policy, which notes its decisions, and gives reasons if it can."""
         decide = policy.dispatch
-        if isinstance(policy, Chimera):
+        if isinstance(policy, RoutedPolicy):
             policy.explain = True
 
         def dispatch(now: float, request: RequestView, cluster: ClusterView) -> Dispatch:
             latency_ms = _latency_ms(policy, cluster)
             made = decide(now, request, cluster)
+            self.spells.pop(request.request_id, None)  # of a call that is sent again the last try is told
             self.decisions[request.request_id] = Decision(
                 now,
                 request.after,
@@ -91,7 +92,7 @@ class Watch:
 
 
 def _latency_ms(policy: Policy, cluster: ClusterView) -> dict[str, float]:
-    if not isinstance(policy, Chimera):
+    if not isinstance(policy, RoutedPolicy):
         return {}
     by_model: dict[str, list[EngineView]] = {}
     for engine in cluster:
@@ -122,6 +123,12 @@ class _WatchedEngine(Engine):
             self._spells[request.request_id][-1].ended = YIELDED
             self._removed = request
         return produced
+
+    def fail(self, now: float) -> None:
+        inside = [*self._running.values(), *self._waiting, *(request for _, request in self._waiting_heap)]
+        super().fail(now)
+        for request in inside:
+            self._spells.pop(request.request_id, None)
 
     def _schedule_chunk(self, request: EngineRequest, tokens: int, chunks: list[tuple[EngineRequest, int]]) -> None:
         spells = self._spells.setdefault(request.request_id, [])

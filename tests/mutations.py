@@ -43,10 +43,10 @@ def mutated(draw: Random, tree: Any) -> Any:
     """The document with one to five of its values deleted, doubled, renamed, moved or replaced."""
     root = [copy.deepcopy(tree)]
     for _ in range(draw.choice((1, 1, 1, 2, 3, 5))):
-        places = list(_places(root))
+        places = _places(root)
         container, key = draw.choice(places)
         _edit(draw, container, key, places)
-    return root[0] if root else None
+    return root[0]
 
 
 def _places(container: Any) -> list[tuple[Any, Any]]:
@@ -63,7 +63,7 @@ def _places(container: Any) -> list[tuple[Any, Any]]:
 def _edit(draw: Random, container: Any, key: Any, places: Sequence[tuple[Any, Any]]) -> None:
     value = container[key]
     kind = draw.randrange(10)
-    if kind == 0 and len(places) > 1:
+    if kind == 0 and (container, key) != places[0]:
         del container[key]
     elif kind == 1 and isinstance(container, dict):
         container[_misspelt(draw, str(key))] = container.pop(key) if draw.random() < 0.5 else copy.deepcopy(value)
@@ -84,8 +84,9 @@ def _edit(draw: Random, container: Any, key: Any, places: Sequence[tuple[Any, An
 
 
 def _near(draw: Random, value: float) -> Any:
-    other = draw.choice((-value, value + 1, value - 1, value / 3, str(value), bool(value), [value]))
-    return draw.choice((other, float(value) * draw.choice((1e3, 1e9, 1e18, 1e300)), int(value) * 10**9))
+    value = max(min(value, 10**300), -(10**300))
+    other = draw.choice((-value, value + 1, value - 1, value // 3, str(value), bool(value), [value]))
+    return draw.choice((other, value * draw.choice((1000, 10**9, 10**18)), value * 0.999))
 
 
 def _misspelt(draw: Random, text: str) -> str:
@@ -164,7 +165,8 @@ def _accident(draw: Random, data: bytes) -> bytes:
         if not numbers:
             return data + b"9" * 5000
         found = draw.choice(numbers)
-        big = draw.choice((b"9" * 25, b"9" * 5000, b"1e999", b"-1", b"0", b"NaN", b"0x10", b"1_0", b"null"))
+        huge = (b"9" * 25, b"9" * 5000, b"0x" + b"f" * 5000, b"1e999")
+        big = draw.choice((*huge, b"-1", b"0", b"NaN", b"0x10", b"1_0", b"null"))
         return data[: found.start()] + big + data[found.end() :]
     if kind == 9:
         return data[:at] + draw.choice((b"[", b'{"x":', b"((", b"[[x]]\n")) * draw.choice((3, 200, 100_000)) + data[at:]
@@ -187,7 +189,7 @@ def wrong_file(draw: Random, valid: Sequence[Any], dump: Dump) -> bytes:
         return draw.randbytes(draw.choice((1, 10, 300)))
     if kind == 1:
         return dump(draw, document)
-    if kind < 6:
+    if kind < 6 or isinstance(document, bytes):
         return damaged(draw, dump(draw, document))
     data = dump(draw, mutated(draw, document))
     return damaged(draw, data) if kind == 6 else data

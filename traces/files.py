@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import json
 import os
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import as_file, files
@@ -21,6 +22,8 @@ from traces.parquet import read_rows, write_rows
 from traces.schema import Trace, TraceError, Workflow, check_together, near, to_dict, workflow_from_dict
 
 SHIPPED = ("apps", "maths")
+MAX_LINE_BYTES = 2**30
+"""A small gzip file can hold a line that fills all memory."""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 
 
@@ -121,9 +124,11 @@ def read_lines(path: Path) -> Iterator[tuple[str, str]]:
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             lines = cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if compressed else raw
-            for line in lines:
+            while line := lines.readline(MAX_LINE_BYTES):
                 number += 1
                 where = f"{path}:{number}"
+                if len(line) == MAX_LINE_BYTES:
+                    raise TraceError(f"{where}: a line of more than {MAX_LINE_BYTES:,} bytes")
                 try:
                     text = line.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
@@ -151,6 +156,25 @@ def parse_json(text: str, where: str) -> Any:
         raise TraceError(f"{where}: not valid JSON for a trace, nested too deeply") from None
     except ValueError as error:
         raise TraceError(f"{where}: not valid JSON for a trace, {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """`tomllib.loads` that passes over a byte order mark and raises nothing but a `ValueError`.
+
+    Numbers beyond 64 bits, which TOML does not have, are refused: Python would not even print the longest.
+    """
+    try:
+        tree = tomllib.loads(text.removeprefix("\ufeff"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    values: list[Any] = [tree]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict | list):
+            values.extend(value.values() if isinstance(value, dict) else value)
+        elif type(value) is int and not -(2**63) <= value < 2**63:
+            raise ValueError("an integer of more than 64 bits")
+    return tree
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:

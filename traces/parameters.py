@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -11,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from traces.files import SHIPPED, check_file
+from traces.files import SHIPPED, check_file, parse_toml
 from traces.prompts import Part, Templates
 from traces.schema import TraceError, near
 
@@ -119,8 +118,8 @@ def _read(name: str) -> dict[str, Any]:
         check_file(Path(name))
         data = Path(name).read_bytes()
     try:
-        return tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return parse_toml(data.decode())
+    except ValueError as error:
         raise TraceError(f"{name}: not valid TOML ({error})") from None
 
 

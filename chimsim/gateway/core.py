@@ -25,8 +25,7 @@ from chimsim.gateway.relay import Outlet, relay
 from chimsim.gateway.sessions import Session, Sessions
 from chimsim.gateway.upstreams import Try, Upstream, Upstreams
 from chimsim.live.client import BUSY, Client, EngineError
-from chimsim.live.driver import BACKOFF_S, RETRIES
-from chimsim.replay import Queue, engine_priority
+from chimsim.replay import BACKOFF_S, RETRIES, Queue, engine_priority
 from policies.interface import Policy, PolicyError, Prediction, RequestView
 
 log = logging.getLogger("chimsim.gateway")

@@ -17,8 +17,7 @@ from chimsim.gateway.ask import AUTO, Refusal
 from chimsim.gateway.meters import Meters
 from chimsim.gateway.relay import Outcome
 from chimsim.live.client import Client, EngineError
-from chimsim.live.driver import PROBE_S
-from chimsim.replay import Queue, view_of
+from chimsim.replay import PROBE_S, Queue, view_of
 from policies.interface import Policy, PolicyError, RequestView
 
 log = logging.getLogger("chimsim.gateway")

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 from chimsim.config import Cluster
 from chimsim.errors import ChimsimError
 from chimsim.live.client import Chat, Client, EngineError
-from chimsim.live.driver import BACKOFF_S, DOWN_S, PROBE_S, RETRIES
+from chimsim.live.driver import DOWN_S
 from chimsim.live.grading import Grader
 from chimsim.live.journal import Journal
 from chimsim.live.measure import together
 from chimsim.live.questions import Question
 from chimsim.live.roles import Role, Roles
+from chimsim.replay import BACKOFF_S, PROBE_S, RETRIES
 from chimsim.results import digest
 from traces import Run, Stage, Trace, Workflow
 from traces.readers.call import in_common

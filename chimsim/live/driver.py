@@ -22,16 +22,22 @@ from chimsim.histogram import LogHistogram
 from chimsim.live.prompts import Prompts
 from chimsim.predictors import Predictor
 from chimsim.records import RunResult
-from chimsim.replay import FAILED, SAMPLE_S, Call, Job, Oversize, Queue, Replay, State, engine_priority
+from chimsim.replay import (
+    FAILED,
+    PROBE_S,
+    RETRIES,
+    SAMPLE_S,
+    Call,
+    Job,
+    Oversize,
+    Queue,
+    Replay,
+    State,
+    engine_priority,
+)
 from policies.interface import Policy, PolicyError
 from traces import Workflow
 
-RETRIES = 4
-"""How often a call is sent again before its workflow is given up."""
-BACKOFF_S = 0.5
-"""Before the first retry; doubled every time."""
-PROBE_S = 1.0
-"""How often an engine that failed is asked whether it is well again."""
 DOWN_S = 120.0
 """How long a call waits for an engine to come back when no other can serve it."""
 
@@ -109,12 +115,11 @@ class Port(Protocol):
 
 
 class _Engine(State):
-    __slots__ = ("healthy", "port", "running", "served_tokens")
+    __slots__ = ("port", "running", "served_tokens")
 
     def __init__(self, index: int, spec: EngineSpec) -> None:
         super().__init__(index, spec)
         self.port: Port
-        self.healthy = True
         self.running = 0
         self.served_tokens = 0
 
@@ -311,16 +316,8 @@ class LiveReplay(Replay):
         else:
             self._waiting_since.pop(call.request_id, None)
 
-    def _among(self, call: Call) -> frozenset[str] | None:
-        """After a failure another engine of the model, if one is well: an engine may fail calls and seem healthy."""
-        if call.request is None or not call.request.attempts:
-            return None
-        same = (s.name for s in self._states if s.healthy and s is not call.state and s.model == call.state.model)
-        return frozenset(same) or None
-
     def _prepare(self, call: Call) -> None:
         job, stage = call.job, call.stage
-        attempts = call.request.attempts if call.request is not None else 0
         assert job.layout is not None
         call.request = LiveRequest(
             call.request_id,
@@ -329,7 +326,7 @@ class LiveReplay(Replay):
             call.output_tokens if self._prompts.exact or self._max_tokens is None else self._max_tokens,
             job.measured,
             exact=self._prompts.exact,
-            attempts=attempts,
+            attempts=call.retries,
         )
 
     def _hand_over(self, state: _Engine, start: Start) -> bool:
@@ -374,29 +371,22 @@ class LiveReplay(Replay):
         state.running -= 1
         self._touch(state)
         if ill and state.healthy:
-            state.healthy = False
-            self._dispatcher.set_health(state.name, False)
+            self._set_health(state, False)
             probe = self._loop.create_task(self._probe(state))
             self._probes.add(probe)
             probe.add_done_callback(self._probes.discard)
-        request: LiveRequest = call.request
-        if not again or request.attempts >= RETRIES:
-            self.failures.append(f"request {call.request_id}, given up: {error}")
+        if not again:
             self._abandon(now, call, FAILED)
+        elif self._send_again(now, call):
+            self.failures.append(f"request {call.request_id}, sent again ({call.retries} of {RETRIES}): {error}")
             return
-        request.attempts += 1
-        self.failures.append(f"request {call.request_id}, sent again ({request.attempts} of {RETRIES}): {error}")
-        # Nothing that it had so far counts: it is dispatched anew.
-        self._dispatcher.complete(now, call.request_id, request.produced, "failed", last=False)
-        del self._calls[call.request_id]
-        self._at(now + BACKOFF_S * 2.0 ** (request.attempts - 1), self._on_ready, call)
+        self.failures.append(f"request {call.request_id}, given up: {error}")
 
     async def _probe(self, state: _Engine) -> None:
         """Ask an engine that failed until it answers."""
         while not await state.port.well():
             await asyncio.sleep(PROBE_S)
-        state.healthy = True
-        self._dispatcher.set_health(state.name, True)
+        self._set_health(state, True)
 
     async def _sample_all(self) -> None:
         while True:

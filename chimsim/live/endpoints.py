@@ -117,11 +117,25 @@ async def _until_well(spec: EngineSpec, client: Client, process: asyncio.subproc
         await asyncio.sleep(0.5)
 
 
+def command_of(spec: EngineSpec, address: Address) -> list[str]:
+    """The words of the command that starts the engine. Raises `ChimsimError` for one that cannot be made of it."""
+    port = address.url.rsplit(":", 1)[-1].rstrip("/")
+    try:
+        words = shlex.split(address.launch.format(port=port, model=spec.model, served_model=address.served_model))
+    except (ValueError, LookupError, AttributeError) as error:
+        raise ChimsimError(
+            f"engine {spec.name}: launch is {address.launch!r}; expected a command in which {{port}}, {{model}} and "
+            f"{{served_model}} are all that stands in braces ({type(error).__name__}: {error})"
+        ) from None
+    if not words or "\0" in address.launch:
+        raise ChimsimError(f"engine {spec.name}: launch is {address.launch!r}; expected a command")
+    return words
+
+
 @asynccontextmanager
 async def _process(spec: EngineSpec, address: Address, logs: Path | None) -> AsyncIterator[asyncio.subprocess.Process]:
     """The engine's process, in a group of its own, so that what it starts ends with it."""
-    port = address.url.rsplit(":", 1)[-1].rstrip("/")
-    words = shlex.split(address.launch.format(port=port, model=spec.model, served_model=address.served_model))
+    words = command_of(spec, address)
     # A program installed beside this Python is found without its environment being activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     try:

@@ -7,7 +7,6 @@ The texts are in ``roles.toml``, or in a file of the user's that looks like it.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -16,6 +15,7 @@ from typing import Any
 
 from chimsim.errors import ChimsimError, near
 from chimsim.live.questions import KINDS, Kind
+from traces.files import parse_toml
 
 STAGES: dict[Kind, tuple[str, ...]] = {"math": ("planner", "solver", "verifier"), "code": ("planner", "coder", "qa")}
 _KEYS = ("system", "user", "max_tokens")
@@ -62,12 +62,12 @@ def load_roles(path: Path | None = None) -> Roles:
     """The shipped prompts, or those of a file. Raises `ChimsimError` naming file, stage and what is wrong."""
     where = "roles.toml" if path is None else str(path)
     try:
-        tree = tomllib.loads(shipped_text() if path is None else path.read_text(encoding="utf-8"))
+        tree = parse_toml(shipped_text() if path is None else path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ChimsimError(f"{where}: no such prompts file (--write-prompts makes one to edit)") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ChimsimError(f"{where}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise ChimsimError(f"{where}: not valid TOML: {error}") from None
     _same_names(tree, KINDS, where, "kind of question")
     roles: dict[Kind, tuple[Role, ...]] = {}

@@ -28,6 +28,7 @@ const SHAPES = {
   diamond: '<path d="m8 1.5 6.5 6.5L8 14.5 1.5 8z"/>',
   pentagon: '<path d="m8 2 6 4.5L11.7 13.5H4.3L2 6.5z"/>',
   hexagon: '<path d="m8 1.5 5.6 3.2v6.6L8 14.5l-5.6-3.2V4.7z"/>',
+  hexagon2: '<path d="M1.5 8 4.7 2.4h6.6L14.5 8l-3.2 5.6H4.7z"/>',
   star: '<path d="m8 1 1.9 4.7 5.1.3-3.9 3.3 1.3 5L8 11.5l-4.4 2.8 1.3-5L1 6l5.1-.3z"/>',
   "diamond-tall": '<path d="M8 1l3.8 7L8 15 4.2 8z"/>',
 };

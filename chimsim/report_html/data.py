@@ -41,7 +41,7 @@ HALVINGS = 3
 _SYMBOLS = {
     "o": "circle", "v": "triangle-down", "^": "triangle-up", ">": "triangle-right", "<": "triangle-left",
     "s": "square", "P": "cross", "X": "x", "D": "diamond", "p": "pentagon", "h": "hexagon", "*": "star",
-    "d": "diamond-tall",
+    "d": "diamond-tall", "H": "hexagon2",
 }  # fmt: skip
 _PLOTLY_DASHES = ("solid", "dash", "dot", "dashdot")
 _PICKERS = {

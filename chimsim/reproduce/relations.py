@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from chimsim.errors import ChimsimError, near
-from chimsim.frontier import fastest_that_solves, frontier_of, reference_point
+from chimsim.frontier import fastest_mixture, frontier_of, reference_point
 from chimsim.reproduce.claims import LATENCY, Claim, Side
 from chimsim.reproduce.verdicts import Block, Judgement, compare, dominates, measure_of, picks_of_other_seeds, trend
 from chimsim.results import axis_columns
@@ -300,7 +300,7 @@ def _dominates(
     other, target = frontier_of(ours, names, claim.metric), frontier_of(theirs, [], claim.metric)
     if other is None or target is None or other.settings != line.settings:
         raise ChimsimError(f"relation {claim.text!r}: the runs to choose by lack settings of those to judge")
-    pick = fastest_that_solves(other.means, target.means[0][1])
+    pick = fastest_mixture(other.means, target.means[0][1])
     return dominates(axes, line, goal, [pick] * len(line.seeds), level)
 
 

@@ -20,6 +20,7 @@ import pandas as pd
 
 import chimsim
 from chimsim.errors import ChimsimError
+from chimsim.grid import plan, warnings_of
 from chimsim.reproduce.experiment import Experiment
 from chimsim.reproduce.relations import Finding, judge
 from chimsim.reproduce.studies import study
@@ -68,6 +69,7 @@ def run_experiment(
     data: Path | None = None,
     tell: Tell = lambda text: None,
     progress: Progress | None = None,
+    warn: Tell = lambda text: None,
 ) -> Outcome:
     """Run an experiment into ``out/NAME`` and judge its relations; a run that was stopped is gone on with.
 
@@ -79,6 +81,7 @@ def run_experiment(
         data: where the traces of an experiment that ``needs`` some are.
         tell: told what is being done.
         progress: told how many cells are done.
+        warn: told what is allowed but seldom meant.
 
     Raises one of the packages' errors for bad input, `Interrupted` after Ctrl-C.
     """
@@ -95,14 +98,14 @@ def run_experiment(
             keys = _filled(keys, str(_prepared(experiment, keys["trace"], out / "models", tell)))
         count = workers or os.cpu_count() or 1
         tell(experiment.name)
-        summary = _swept(_spec(experiment, keys), folder, count, progress)
+        summary = _swept(_spec(experiment, keys), folder, count, progress, warn)
         choose = None
         if experiment.choose:
             others = {**keys, **experiment.choose}
             if quick and isinstance(others.get("seeds"), list):
                 others["seeds"] = others["seeds"][:2]
             tell(f"{experiment.name}, to choose settings by")
-            choose = _swept(_spec(experiment, others), out / f"{experiment.name}-choose", count, progress)
+            choose = _swept(_spec(experiment, others), out / f"{experiment.name}-choose", count, progress, warn)
     findings = tuple(judge(relation, summary, choose) for relation in experiment.relations)
     made = _made(experiment, folder, time.time() - began, quick)
     outcome = Outcome(experiment, folder, summary, findings, made)
@@ -126,8 +129,11 @@ def _spec(experiment: Experiment, keys: Mapping[str, Any]) -> Spec:
     return spec_from({}, keys, source=str(experiment.path))
 
 
-def _swept(spec: Spec, folder: Path, workers: int, progress: Progress | None) -> pd.DataFrame:
-    return run_sweep(spec, folder, workers=workers, progress=progress).summary
+def _swept(spec: Spec, folder: Path, workers: int, progress: Progress | None, warn: Tell) -> pd.DataFrame:
+    planned = plan(spec)
+    for warning in warnings_of(planned[0]):
+        warn(warning)
+    return run_sweep(spec, folder, workers=workers, progress=progress, planned=planned).summary
 
 
 def _prepared(experiment: Experiment, traces: Sequence[str], out: Path, tell: Tell) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from chimsim.frontier import Frontier, fastest_that_solves
+from chimsim.frontier import Frontier, fastest_mixture
 from chimsim.metrics import mean_and_interval
 from chimsim.spec import Scalar, scalar_text
 
@@ -97,23 +97,27 @@ def trend(
     return replace(whole, note=f"{note}; {whole.note}" if whole.note else note)
 
 
+Shares = Mapping[int, float]
+"""Of a line's settings by their positions, together 1."""
+
+
 def dominates(
-    axes: Mapping[str, Scalar], line: Frontier, goal: Frontier, picks: Sequence[int | None], level: float
+    axes: Mapping[str, Scalar], line: Frontier, goal: Frontier, picks: Sequence[Shares | None], level: float
 ) -> Block:
-    """Whether a line is faster than a goal (one setting) and solves no less, at the setting picked for each seed."""
+    """Whether a line is faster than a goal (one setting) and solves no less, with the settings picked for each seed."""
     found = [(seed, pick) for seed, pick in enumerate(picks) if pick is not None]
     target = goal.means[0]
     if not found:
         best = max(solved for _, solved in line.means)
         note = f"solves {100 * best:.1f} % at most, {100 * target[1]:.1f} % are to be met"
         return Block(axes, np.nan, target[0], "ratio", verdict="fails", surely_wrong=True, note=note)
-    fast = np.array([line.latency_s[pick, seed] for seed, pick in found])
+    fast = np.array([_mixed(line.latency_s[:, seed], pick) for seed, pick in found])
     slow = np.array([goal.latency_s[0, seed] for seed, _ in found])
-    gain = [float(line.solved[pick, seed] - goal.solved[0, seed]) for seed, pick in found]
+    gain = [_mixed(line.solved[:, seed], pick) - float(goal.solved[0, seed]) for seed, pick in found]
     solved, half = mean_and_interval(gain)
-    settings = " / ".join(dict.fromkeys(line.settings[pick] for _, pick in found)) or "as it is"
     block = compare(axes, fast, slow, "ratio", lower=True, level=level)
-    block = replace(block, note=f"{settings}; solved {100 * solved:+.1f} ± {100 * half:.1f} points")
+    note = f"{_settings(line, [pick for _, pick in found])}; solved {100 * solved:+.1f} ± {100 * half:.1f} points"
+    block = replace(block, note=note)
     if len(found) > 1 and solved + half < -MARGIN:
         surely = solved + mean_and_interval(gain, level)[1] < -MARGIN
         return replace(block, verdict="fails", surely_wrong=surely or block.surely_wrong)
@@ -125,17 +129,28 @@ def dominates(
     return replace(block, verdict="undecided") if solved - half < -MARGIN else block
 
 
-def picks_of_other_seeds(line: Frontier, goal: Frontier) -> list[int | None]:
-    """For each seed the setting that the other seeds would choose: the fastest that there solved as much as ``goal``.
+def _mixed(values: Floats, shares: Shares) -> float:
+    return float(sum(share * values[index] for index, share in shares.items()))
+
+
+def _settings(line: Frontier, picks: Sequence[Shares]) -> str:
+    """The settings with their shares, over all seeds."""
+    total = {index: sum(pick.get(index, 0.0) for pick in picks) / len(picks) for index in range(len(line.settings))}
+    shown = [f"{line.settings[index]} {share:.0%}" for index, share in total.items() if share > 0.005]
+    return ", ".join(shown) if len(shown) > 1 or line.settings != ("",) else "as it is"
+
+
+def picks_of_other_seeds(line: Frontier, goal: Frontier) -> list[Shares | None]:
+    """For each seed what the other seeds would choose: the fastest mixture that there solved as much as ``goal``.
 
     An only seed chooses for itself.
     """
     seeds = range(line.solved.shape[1])
-    picks = []
+    picks: list[Shares | None] = []
     for seed in seeds:
         others = [s for s in seeds if s != seed] or [seed]
         points = list(zip(line.latency_s[:, others].mean(axis=1), line.solved[:, others].mean(axis=1), strict=True))
-        picks.append(fastest_that_solves(points, float(goal.solved[0, others].mean())))
+        picks.append(fastest_mixture(points, float(goal.solved[0, others].mean())))
     return picks
 
 

@@ -118,17 +118,31 @@ class Job:
 class ReferenceEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
-        self.kv = BlockCache(spec.num_kv_blocks - 1, spec.block_tokens, spec.prefix_caching)
-        self.end_at = -1.0
+        self.factor = 1.0
         self.start_at = -1.0
         self.itl = LogHistogram()
         self.busy_s = self.running_s = 0.0
         self.steps = self.prefill_tokens = self.cached_tokens = self.output_tokens = 0
         self.preemptions = self.max_running = self.peak_blocks = 0
+        self.arrivals = 0
+        self.begin_empty()
+
+    def begin_empty(self) -> None:
+        self.kv = BlockCache(self.spec.num_kv_blocks - 1, self.spec.block_tokens, self.spec.prefix_caching)
+        self.end_at = -1.0
         self.waiting_jobs: list[Job] = []
         self.running_jobs: list[Job] = []
         self.jobs: dict[int, Job] = {}
-        self.arrivals = 0
+
+    def slow_down(self, factor: float) -> None:
+        self.factor = factor
+
+    def fail(self, now: float) -> None:
+        """The step under way comes to nothing; tokens of steps before it are in ``produced`` already."""
+        if self.busy:
+            self.busy_s += now - self.start_at
+            self.running_s += (now - self.start_at) * len(self.running_jobs)
+        self.begin_empty()
 
     @property
     def busy(self) -> bool:
@@ -200,11 +214,12 @@ class ReferenceEngine:
         n = len(decodes)
         context = sum(j.computed for j in decodes)
         excess = n * max((j.computed for j in decodes), default=0) - context
-        profile = self.spec.profile
+        profile, factor = self.spec.profile, self.factor
         if chunks:
-            duration_s = exact(profile.mixed_step_s(n, context, chunks, excess))
+            duration_s = exact(factor * profile.mixed_step_s(n, context, chunks, excess))
         else:
-            duration_s = exact(profile.decode_constant_s(n, excess)) + exact(profile.decode_slope_s(n)) * context
+            constant_s, slope_s = profile.decode_constant_s(n, excess), profile.decode_slope_s(n)
+            duration_s = exact(factor * constant_s) + exact(factor * slope_s) * context
         self.end_at = now + duration_s
         self.max_running = max(self.max_running, len(self.running_jobs))
         return self.end_at

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from chimsim.frontier import (
     Frontier,
     attained,
-    fastest_that_solves,
+    fastest_mixture,
     frontier_of,
     hypervolume,
     reference_point,
@@ -89,8 +89,30 @@ def test_the_band_is_an_interval_over_the_seeds() -> None:
     assert (high[1:] > mean[1:]).all()
 
 
-def test_the_fastest_setting_that_solves_enough() -> None:
-    points = [(5.0, 0.5), (3.0, 0.4), (4.0, 0.45)]
-    assert fastest_that_solves(points, 0.41) == 2
-    assert fastest_that_solves(points, 0.0) == 1
-    assert fastest_that_solves(points, 0.6) is None
+def test_the_fastest_mixture_that_solves_enough() -> None:
+    points = [(5.0, 0.5), (3.0, 0.4), (4.5, 0.42)]
+    assert fastest_mixture(points, 0.0) == {1: 1.0}
+    assert fastest_mixture(points, 0.6) is None
+    assert fastest_mixture(points, 0.5) == {0: 1.0}
+    # the third point lies above the line between the other two
+    assert fastest_mixture(points, 0.42) == pytest.approx({1: 0.8, 0: 0.2})
+
+
+@given(grid, st.integers(0, 12))
+def test_no_mixture_of_two_is_faster(points: list[tuple[int, int]], least: int) -> None:
+    real = [(float(x), float(y)) for x, y in points]
+    chosen = fastest_mixture(real, least)
+    shares = np.linspace(0, 1, 25)
+    mixed = [
+        (share * a[0] + (1 - share) * b[0], share * a[1] + (1 - share) * b[1])
+        for a in real
+        for b in real
+        for share in shares
+    ]
+    enough = [latency for latency, solved in mixed if solved >= least]
+    if chosen is None:
+        assert not enough
+        return
+    assert sum(chosen.values()) == pytest.approx(1.0)
+    assert sum(share * real[index][1] for index, share in chosen.items()) >= least - 1e-9
+    assert sum(share * real[index][0] for index, share in chosen.items()) <= min(enough) + 1e-9

@@ -172,6 +172,19 @@ def traces(draw: st.DrawFn, max_workflows: int = 12, graphs: bool = True) -> Tra
     return Trace("drawn", tuple(rows))
 
 
+@st.composite
+def outages(draw: st.DrawFn) -> tuple[tuple[str, float, float], ...]:
+    """(engine, from, to) in seconds, one after another on each of the engines A and B, of the length of few steps."""
+    found = []
+    for model in MODELS:
+        now = 0.0
+        for _ in range(draw(st.integers(0, 2))):
+            begin_s = now + draw(st.integers(0, 48)) / 32
+            now = begin_s + draw(st.sampled_from([1 / 32, 0.25, 1.0, 6.0]))
+            found.append((model, begin_s, now))
+    return tuple(found)
+
+
 def events(result: RunResult) -> pd.DataFrame:
     """What two engines that follow the same rules must agree on to the last bit."""
     columns = [

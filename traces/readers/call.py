@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from math import isfinite
 from typing import Any, NoReturn, TypeVar
 
 from traces.schema import MAX_TOKENS, TraceError, near
@@ -94,7 +93,7 @@ def text(value: object, name: str, where: str) -> str:
 
 def nanoseconds(value: Any, unit: str, name: str, where: str) -> int:
     """A time, at least 0, in integer nanoseconds."""
-    if type(value) not in (int, float) or not isfinite(value) or not 0 <= value <= 1e20 / UNITS_NS[unit]:
+    if type(value) not in (int, float) or not 0 <= value <= 1e20 / UNITS_NS[unit]:
         expected(where, name, f"a number of {unit}, at least 0", value)
     whole: int = int(value)
     rest: int = round((value - whole) * UNITS_NS[unit])

@@ -113,6 +113,8 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
             ) from None
         except RecursionError:
             raise TraceError(f"{where}: not valid JSON for a trace, nested too deeply") from None
+        except ValueError as error:
+            raise TraceError(f"{where}: not valid JSON for a trace, {error}") from None
         yield where, value
 
 

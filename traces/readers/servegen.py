@@ -19,6 +19,8 @@ from traces.readers.call import Asked, Call, Recorded, expected, nanoseconds
 from traces.readers.table import cells, number
 
 PATTERNS = ("Gamma", "Weibull")
+MOST_CALLS = 1_000_000
+"""In one window: more are taken for a mistake of the file (a gap of Weibull's of shape 0.01 is next to nothing)."""
 _CALL = Call(prompt_tokens=1, output_tokens=1)
 
 Window = tuple[str, float, str, float]
@@ -50,6 +52,8 @@ def read(path: Path, asked: Asked) -> Iterator[Recorded]:
                 if at_s * 1e9 >= length_ns:
                     break
                 times.append((begin_ns + round(at_s * 1e9), where))
+                if len(times) > MOST_CALLS:
+                    expected(where, "row", f"at most {MOST_CALLS:,} calls in a window of {length_ns / 1e9:g} s", rate)
         for at_ns, where in sorted(times):
             yield Recorded(where, at_ns, (_CALL,))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from chimsim.gateway import core, upstreams
-from chimsim.live.driver import RETRIES
+from chimsim.replay import RETRIES
 from tests.chimsim.gateway.fault_matrix import Cell, Seen, cells, observe_all
 from tests.chimsim.gateway.rude_engine import WORDS
 

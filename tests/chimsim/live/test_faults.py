@@ -9,10 +9,10 @@ import pytest
 
 from chimsim.config import EngineSpec
 from chimsim.errors import ChimsimError
-from chimsim.live.driver import DOWN_S, PROBE_S, RETRIES, Events, LiveRequest
+from chimsim.live.driver import DOWN_S, Events, LiveRequest
 from chimsim.live.prompts import LengthPrompts
 from chimsim.records import RunResult
-from chimsim.replay import schedule
+from chimsim.replay import PROBE_S, RETRIES, schedule
 from policies import load_policy
 from policies.chimera import Chimera
 from policies.interface import Policy

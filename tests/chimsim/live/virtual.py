@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 from collections.abc import Coroutine, Mapping, Sequence
-from math import nan
+from math import inf, nan
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from chimsim.config import Cluster, EngineSpec
 from chimsim.engine import Engine, EngineRequest
+from chimsim.errors import ChimsimError
+from chimsim.failures import Spell
 from chimsim.layout import Layout
 from chimsim.live.driver import Events, LiveReplay, LiveRequest
 from chimsim.live.prompts import LengthPrompts
@@ -66,8 +68,26 @@ class SimulatedPort:
         self._known: dict[int, EngineRequest] = {}
         self.stages: dict[int, tuple[Layout, int, Stage]] = {}
         self._due_at = -1.0
+        self.down = False
+
+    def fail(self, now: float) -> None:
+        """The server dies: all connections break."""
+        self.down = True
+        self.engine.fail(now)
+        inside, self._inside = self._inside, {}
+        for request_id in sorted(inside):
+            request, inner = inside[request_id]
+            request.produced = inner.produced
+            self._break(request)
+
+    def _break(self, request: LiveRequest) -> None:
+        self._known.pop(request.request_id, None)
+        self._events.on_failure(request, ChimsimError(f"engine {self.spec.name} is gone"), ill=True, again=True)
 
     def start(self, request: LiveRequest, tokens: int, priority: int | None) -> bool:
+        if self.down:
+            self._break(request)
+            return False
         inner = self._known.get(request.request_id)
         if inner is None:
             layout, index, stage = self.stages[request.request_id]
@@ -134,12 +154,41 @@ class SimulatedPort:
 
 
 class VirtualReplay(LiveReplay):
-    """The live driver, which tells simulated ports what a real engine reads from the prompt."""
+    """The live driver, which tells simulated ports what a real engine reads from the prompt.
+
+    With ``outages`` it hears at once that a server is gone or back, where the real one finds out.
+    """
+
+    outages: Sequence[Spell] = ()
 
     def _prepare(self, call: Any) -> None:
         super()._prepare(call)
         job = call.job
         call.state.port.stages[call.request_id] = (job.layout, call.index, call.stage)
+
+    def _begin(self, order: Any, times: Any, warmup: int) -> None:
+        super()._begin(order, times, warmup)
+        self._turned: list[tuple[bool, str]] = []
+        for spell in self.outages:
+            self._at(spell.begin_s, self._on_turn, (True, spell.name))
+            if spell.end_s < inf:
+                self._at(spell.end_s, self._on_turn, (False, spell.name))
+
+    def _on_turn(self, event: Any) -> None:
+        self._turned.append(event.value)
+
+    def _engines_ended(self, now: float) -> None:
+        super()._engines_ended(now)
+        for down, name in sorted(self._turned):
+            state = self._by_name[name]
+            self._set_health(state, not down)
+            if down:
+                state.port.fail(now)
+            else:
+                state.port.down = False
+            self._touch(state)
+        self._turned.clear()
+        super()._engines_ended(now)
 
     def on_step(self, port: SimulatedPort) -> None:
         """A step is over, whether or not a request is: the engine has to go on."""
@@ -156,6 +205,7 @@ def replay_virtually(
     *,
     queue: Queue = "dispatcher",
     look_ahead: int = 0,
+    outages: Sequence[Spell] = (),
 ) -> RunResult:
     """A run of the live driver on simulated engines, at once."""
 
@@ -164,6 +214,7 @@ def replay_virtually(
             cluster, policy, predictor, SimulatedPort, LengthPrompts(0, 10, 100),
             queue=queue, look_ahead=look_ahead, log_decisions=True,
         )  # fmt: skip
+        driver.outages = outages
         return await driver.run(order, times, 0)
 
     return run_virtually(run())

@@ -98,13 +98,14 @@ def tradeoff(tau_points: dict[float, tuple[float, float]], rival: tuple[float, f
     return summary(rows)
 
 
-def test_dominates_takes_the_fastest_setting_that_solves_as_much() -> None:
+def test_dominates_takes_the_fastest_settings_that_solve_as_much() -> None:
     points = {0.0: (4.0, 0.2), 1.0: (8.0, 0.45), 4.0: (15.0, 0.6)}
     found = verdict("chimera dominates fcfs", tradeoff(points, (10.0, 0.4), 0.01))
     (block,) = found.blocks
     assert found.verdict == "holds"
-    assert block.value == pytest.approx(0.8, abs=0.03)
-    assert block.note.startswith("tau 1; solved +5.0")
+    # on the line between the first two: 0.4 of 0.2 to 0.45
+    assert block.value == pytest.approx((0.2 * 4 + 0.8 * 8) / 10, abs=0.03)
+    assert block.note.startswith("tau 0 20%, tau 1 80%; solved ")
     assert verdict("chimera dominates fcfs", tradeoff(points, (6.0, 0.4), 0.01)).verdict == "fails"
     out_of_reach = verdict("chimera dominates fcfs", tradeoff(points, (10.0, 0.7), 0.01))
     assert out_of_reach.verdict == "fails"
@@ -119,7 +120,7 @@ def test_dominates_may_choose_on_other_runs() -> None:
     found = judge(relation, judged, elsewhere)
     # the other runs chose tau 0, which here solves too little
     assert found.verdict == "fails"
-    assert found.blocks[0].note.startswith("tau 0; solved -")
+    assert found.blocks[0].note.startswith("tau 0 100%; solved -")
     assert found.blocks[0].value < 0.5
 
 
