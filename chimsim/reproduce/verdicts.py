@@ -104,8 +104,13 @@ Shares = Mapping[int, float]
 def dominates(
     axes: Mapping[str, Scalar], line: Frontier, goal: Frontier, picks: Sequence[Shares | None], level: float
 ) -> Block:
-    """Whether a line is faster than a goal (one setting) and solves no less, with the settings picked for each seed."""
-    found = [(seed, pick) for seed, pick in enumerate(picks) if pick is not None]
+    """Whether a line is faster than a goal (one setting) and solves no less, with the settings picked for each seed.
+
+    Where two settings take turns, they do so for such shares of the time that at this seed as much is solved as by the
+    goal, as far as the two reach.
+    """
+    chosen = [(seed, pick) for seed, pick in enumerate(picks) if pick is not None]
+    found = [(seed, _in_turn(pick, line.solved[:, seed], float(goal.solved[0, seed]))) for seed, pick in chosen]
     target = goal.means[0]
     if not found:
         best = max(solved for _, solved in line.means)
@@ -127,6 +132,16 @@ def dominates(
         note = f"{block.note}; out of reach in {len(picks) - len(found)} seeds"
         return replace(block, verdict="undecided", note=note)
     return replace(block, verdict="undecided") if solved - half < -MARGIN else block
+
+
+def _in_turn(pick: Shares, solved: Floats, target: float) -> Shares:
+    """The shares of two settings that solve the target at this seed; one setting stays alone."""
+    if len(pick) == 1:
+        return pick
+    low, high = sorted(pick, key=lambda index: float(solved[index]))
+    gap = float(solved[high] - solved[low])
+    share = min(max((target - float(solved[low])) / gap, 0.0), 1.0) if gap > 0 else pick[high]
+    return {low: 1 - share, high: share}
 
 
 def _mixed(values: Floats, shares: Shares) -> float:

@@ -105,7 +105,7 @@ def test_dominates_takes_the_fastest_settings_that_solve_as_much() -> None:
     assert found.verdict == "holds"
     # on the line between the first two: 0.4 of 0.2 to 0.45
     assert block.value == pytest.approx((0.2 * 4 + 0.8 * 8) / 10, abs=0.03)
-    assert block.note.startswith("tau 0 20%, tau 1 80%; solved ")
+    assert block.note.startswith("tau 0 20%, tau 1 80%; solved +0.0 ± 0.0 points")
     assert verdict("chimera dominates fcfs", tradeoff(points, (6.0, 0.4), 0.01)).verdict == "fails"
     out_of_reach = verdict("chimera dominates fcfs", tradeoff(points, (10.0, 0.7), 0.01))
     assert out_of_reach.verdict == "fails"
