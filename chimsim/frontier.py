@@ -65,6 +65,13 @@ class Frontier:
         """Each setting's mean over the seeds."""
         return list(zip(self.latency_s.mean(axis=1).tolist(), self.solved.mean(axis=1).tolist(), strict=True))
 
+    def of_seeds(self, seeds: Sequence[int]) -> Frontier:
+        """The line with some of its seeds (by their positions)."""
+        chosen = list(seeds)
+        return Frontier(
+            self.settings, tuple(self.seeds[at] for at in chosen), self.latency_s[:, chosen], self.solved[:, chosen]
+        )
+
     def at_seed(self, seed: int) -> list[Point]:
         """The points of one seed (by its position)."""
         return list(zip(self.latency_s[:, seed].tolist(), self.solved[:, seed].tolist(), strict=True))
@@ -100,26 +107,24 @@ class Frontier:
         return mean, mean - half, mean + half
 
 
-def fastest_mixture(points: Sequence[Point], least: float) -> dict[int, float] | None:
-    """The fastest way to solve at least so much: one of the points, or two of them in turn; None if none solves enough.
+def convex_frontier(points: Sequence[Point]) -> list[int]:
+    """The positions of the points that neither another nor two others in turn beat, fastest first.
 
-    Shares by the points' positions, together 1. Whoever runs one setting for a share of the time and another for the
-    rest gets the straight line between them, in mean latency and in solved rate.
+    Whoever runs one setting for a share of the time and another for the rest gets the straight line between the two, in
+    mean latency and in solved rate; so these are the corners of what can be had.
     """
-    enough = [index for index, (_, solved) in enumerate(points) if solved >= least]
-    if not enough:
-        return None
-    best = min(enough, key=lambda index: (points[index][0], -points[index][1], index))
-    latency, shares = points[best][0], {best: 1.0}
-    for low, (fast, few) in enumerate(points):
-        for high in enough:
-            slow, many = points[high]
-            if few < least and fast < slow:
-                share = (least - few) / (many - few)
-                mixed = fast + share * (slow - fast)
-                if mixed < latency - 1e-12:
-                    latency, shares = mixed, {low: 1 - share, high: share}
-    return {index: share for index, share in shares.items() if share > 0}
+    corners: list[int] = []
+    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
+        latency, solved = points[index]
+        if corners and solved <= points[corners[-1]][1]:
+            continue
+        while len(corners) > 1:
+            (fast, few), (middle, some) = points[corners[-2]], points[corners[-1]]
+            if (some - few) * (latency - fast) > (solved - few) * (middle - fast):
+                break
+            corners.pop()
+        corners.append(index)
+    return corners
 
 
 def frontier_of(rows: pd.DataFrame, names: Sequence[str], metric: str = "mean_workflow_latency_s") -> Frontier | None:

@@ -18,9 +18,18 @@ import numpy as np
 import pandas as pd
 
 from chimsim.errors import ChimsimError, near
-from chimsim.frontier import fastest_mixture, frontier_of, reference_point
+from chimsim.frontier import frontier_of, reference_point
 from chimsim.reproduce.claims import LATENCY, Claim, Side
-from chimsim.reproduce.verdicts import Block, Judgement, compare, dominates, measure_of, picks_of_other_seeds, trend
+from chimsim.reproduce.verdicts import (
+    Block,
+    Judgement,
+    compare,
+    corners_by_other_seeds,
+    corners_for,
+    dominates,
+    measure_of,
+    trend,
+)
 from chimsim.results import axis_columns
 from chimsim.spec import POLICY_AXES, Scalar
 
@@ -294,14 +303,13 @@ def _dominates(
     if line is None or goal is None or line.seeds != goal.seeds:
         raise ChimsimError(f"relation {claim.text!r}: solved labels or seeds are missing")
     if choose is None:
-        return dominates(axes, line, goal, picks_of_other_seeds(line, goal), level)
+        return dominates(axes, line, goal, corners_by_other_seeds(line, goal), level)
     ours, theirs = (_rows(side, choose) for side in (claim.left, claim.right or claim.left))
     ours = _same(ours, {name: value for name, value in axes.items() if name not in PANEL})
     other, target = frontier_of(ours, names, claim.metric), frontier_of(theirs, [], claim.metric)
     if other is None or target is None or other.settings != line.settings:
         raise ChimsimError(f"relation {claim.text!r}: the runs to choose by lack settings of those to judge")
-    pick = fastest_mixture(other.means, target.means[0][1])
-    return dominates(axes, line, goal, [pick] * len(line.seeds), level)
+    return dominates(axes, line, goal, [corners_for(other, target)] * len(line.seeds), level)
 
 
 def _in_words(claim: Claim, blocks: Sequence[Block]) -> str:

@@ -6,6 +6,7 @@ what follows from it. ``level`` is the confidence of an interval widened for the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from chimsim.frontier import Frontier, fastest_mixture
+from chimsim.frontier import Frontier, convex_frontier
 from chimsim.metrics import mean_and_interval
 from chimsim.spec import Scalar, scalar_text
 
@@ -97,76 +98,87 @@ def trend(
     return replace(whole, note=f"{note}; {whole.note}" if whole.note else note)
 
 
-Shares = Mapping[int, float]
-"""Of a line's settings by their positions, together 1."""
-
-
 def dominates(
-    axes: Mapping[str, Scalar], line: Frontier, goal: Frontier, picks: Sequence[Shares | None], level: float
+    axes: Mapping[str, Scalar], line: Frontier, goal: Frontier, corners: Sequence[Sequence[int]], level: float
 ) -> Block:
-    """Whether a line is faster than a goal (one setting) and solves no less, with the settings picked for each seed.
+    """Whether a line is faster than a goal (one setting) and solves no less.
 
-    Where two settings take turns, they do so for such shares of the time that at this seed as much is solved as by the
-    goal, as far as the two reach.
+    ``corners`` are for each seed the line's settings to choose among, in order, chosen on other runs; none where those
+    solved less than the goal. Two neighbours take turns for such shares of the time that at this seed as much is solved
+    as by the goal, as far as they reach.
     """
-    chosen = [(seed, pick) for seed, pick in enumerate(picks) if pick is not None]
-    found = [(seed, _in_turn(pick, line.solved[:, seed], float(goal.solved[0, seed]))) for seed, pick in chosen]
+    found = [(seed, among) for seed, among in enumerate(corners) if among]
     target = goal.means[0]
     if not found:
         best = max(solved for _, solved in line.means)
         note = f"solves {100 * best:.1f} % at most, {100 * target[1]:.1f} % are to be met"
         return Block(axes, np.nan, target[0], "ratio", verdict="fails", surely_wrong=True, note=note)
-    fast = np.array([_mixed(line.latency_s[:, seed], pick) for seed, pick in found])
-    slow = np.array([goal.latency_s[0, seed] for seed, _ in found])
-    gain = [_mixed(line.solved[:, seed], pick) - float(goal.solved[0, seed]) for seed, pick in found]
+    mixed = [
+        (seed, in_turn(among, line.latency_s[:, seed], line.solved[:, seed], float(goal.solved[0, seed])))
+        for seed, among in found
+    ]
+    fast = np.array([_mean(line.latency_s[:, seed], shares) for seed, shares in mixed])
+    slow = np.array([goal.latency_s[0, seed] for seed, _ in mixed])
+    gain = [_mean(line.solved[:, seed], shares) - float(goal.solved[0, seed]) for seed, shares in mixed]
     solved, half = mean_and_interval(gain)
     block = compare(axes, fast, slow, "ratio", lower=True, level=level)
-    note = f"{_settings(line, [pick for _, pick in found])}; solved {100 * solved:+.1f} ± {100 * half:.1f} points"
+    note = f"{_settings(line, [shares for _, shares in mixed])}; solved {100 * solved:+.1f} ± {100 * half:.1f} points"
     block = replace(block, note=note)
     if len(found) > 1 and solved + half < -MARGIN:
         surely = solved + mean_and_interval(gain, level)[1] < -MARGIN
         return replace(block, verdict="fails", surely_wrong=surely or block.surely_wrong)
     if block.verdict != "holds":
         return block
-    if len(found) < len(picks):
-        note = f"{block.note}; out of reach in {len(picks) - len(found)} seeds"
+    if len(found) < len(corners):
+        note = f"{block.note}; out of reach in {len(corners) - len(found)} seeds"
         return replace(block, verdict="undecided", note=note)
     return replace(block, verdict="undecided") if solved - half < -MARGIN else block
 
 
-def _in_turn(pick: Shares, solved: Floats, target: float) -> Shares:
-    """The shares of two settings that solve the target at this seed; one setting stays alone."""
-    if len(pick) == 1:
-        return pick
-    low, high = sorted(pick, key=lambda index: float(solved[index]))
-    gap = float(solved[high] - solved[low])
-    share = min(max((target - float(solved[low])) / gap, 0.0), 1.0) if gap > 0 else pick[high]
-    return {low: 1 - share, high: share}
+def in_turn(among: Sequence[int], latency_s: Floats, solved: Floats, target: float) -> dict[int, float]:
+    """The shares of one or two neighbours among these settings that solve the target, the fastest if there are several.
+
+    If none reaches it the one that solves most; if all solve more the fastest.
+    """
+    ways: list[tuple[float, dict[int, float]]] = []
+    for first, second in itertools.pairwise(among):
+        gap = float(solved[second] - solved[first])
+        share = (target - float(solved[first])) / gap if gap else -1.0
+        if 0 <= share <= 1:
+            shares = {first: 1 - share, second: share}
+            ways.append((_mean(latency_s, shares), shares))
+    if ways:
+        return min(ways, key=lambda way: way[0])[1]
+    if all(solved[index] >= target for index in among):
+        return {min(among, key=lambda index: float(latency_s[index])): 1.0}
+    return {max(among, key=lambda index: float(solved[index])): 1.0}
 
 
-def _mixed(values: Floats, shares: Shares) -> float:
+def _mean(values: Floats, shares: Mapping[int, float]) -> float:
     return float(sum(share * values[index] for index, share in shares.items()))
 
 
-def _settings(line: Frontier, picks: Sequence[Shares]) -> str:
+def _settings(line: Frontier, mixed: Sequence[Mapping[int, float]]) -> str:
     """The settings with their shares, over all seeds."""
-    total = {index: sum(pick.get(index, 0.0) for pick in picks) / len(picks) for index in range(len(line.settings))}
+    total = {at: sum(shares.get(at, 0.0) for shares in mixed) / len(mixed) for at in range(len(line.settings))}
     shown = [f"{line.settings[index]} {share:.0%}" for index, share in total.items() if share > 0.005]
-    return ", ".join(shown) if len(shown) > 1 or line.settings != ("",) else "as it is"
+    return ", ".join(shown) if line.settings != ("",) else "as it is"
 
 
-def picks_of_other_seeds(line: Frontier, goal: Frontier) -> list[Shares | None]:
-    """For each seed what the other seeds would choose: the fastest mixture that there solved as much as ``goal``.
+def corners_for(line: Frontier, goal: Frontier) -> list[int]:
+    """The corners of the line's means, none if the best of them solves less than the goal's mean."""
+    corners = convex_frontier(line.means)
+    return corners if line.means[corners[-1]][1] >= goal.means[0][1] else []
 
-    An only seed chooses for itself.
-    """
+
+def corners_by_other_seeds(line: Frontier, goal: Frontier) -> list[list[int]]:
+    """For each seed the corners that all other seeds give; an only seed has its own."""
     seeds = range(line.solved.shape[1])
-    picks: list[Shares | None] = []
-    for seed in seeds:
-        others = [s for s in seeds if s != seed] or [seed]
-        points = list(zip(line.latency_s[:, others].mean(axis=1), line.solved[:, others].mean(axis=1), strict=True))
-        picks.append(fastest_mixture(points, float(goal.solved[0, others].mean())))
-    return picks
+    return [
+        corners_for(line.of_seeds(others), goal.of_seeds(others))
+        for seed in seeds
+        for others in [[other for other in seeds if other != seed] or [seed]]
+    ]
 
 
 def measure_of(metric: str, left: Floats, right: Floats) -> Measure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from chimsim.frontier import (
     Frontier,
     attained,
-    fastest_mixture,
+    convex_frontier,
     frontier_of,
     hypervolume,
     reference_point,
@@ -89,30 +91,32 @@ def test_the_band_is_an_interval_over_the_seeds() -> None:
     assert (high[1:] > mean[1:]).all()
 
 
-def test_the_fastest_mixture_that_solves_enough() -> None:
-    points = [(5.0, 0.5), (3.0, 0.4), (4.5, 0.42)]
-    assert fastest_mixture(points, 0.0) == {1: 1.0}
-    assert fastest_mixture(points, 0.6) is None
-    assert fastest_mixture(points, 0.5) == {0: 1.0}
-    # the third point lies above the line between the other two
-    assert fastest_mixture(points, 0.42) == pytest.approx({1: 0.8, 0: 0.2})
+def test_corners_are_what_no_two_settings_in_turn_beat() -> None:
+    points = [(5.0, 0.5), (3.0, 0.4), (4.5, 0.42), (6.0, 0.45), (7.0, 0.55)]
+    assert convex_frontier(points) == [1, 0, 4]
+    assert convex_frontier([(1.0, 0.2)]) == [0]
 
 
 @given(grid, st.integers(0, 12))
-def test_no_mixture_of_two_is_faster(points: list[tuple[int, int]], least: int) -> None:
+def test_no_mixture_of_two_is_faster_than_one_of_neighbouring_corners(
+    points: list[tuple[int, int]], least: int
+) -> None:
     real = [(float(x), float(y)) for x, y in points]
-    chosen = fastest_mixture(real, least)
+    corners = convex_frontier(real)
     shares = np.linspace(0, 1, 25)
-    mixed = [
-        (share * a[0] + (1 - share) * b[0], share * a[1] + (1 - share) * b[1])
-        for a in real
-        for b in real
-        for share in shares
-    ]
-    enough = [latency for latency, solved in mixed if solved >= least]
-    if chosen is None:
-        assert not enough
-        return
-    assert sum(chosen.values()) == pytest.approx(1.0)
-    assert sum(share * real[index][1] for index, share in chosen.items()) >= least - 1e-9
-    assert sum(share * real[index][0] for index, share in chosen.items()) <= min(enough) + 1e-9
+
+    def fastest(pairs: list[tuple[int, int]]) -> float:
+        mixed = [
+            (share * real[a][0] + (1 - share) * real[b][0], share * real[a][1] + (1 - share) * real[b][1])
+            for a, b in pairs
+            for share in [
+                *shares,
+                *([(least - real[b][1]) / (real[a][1] - real[b][1])] if real[a][1] != real[b][1] else []),
+            ]
+            if 0 <= share <= 1
+        ]
+        return min((latency for latency, solved in mixed if solved >= least - 1e-9), default=np.inf)
+
+    everyone = [(a, b) for a in range(len(real)) for b in range(len(real))]
+    neighbours = [(a, a) for a in corners] + list(itertools.pairwise(corners))
+    assert fastest(neighbours) == pytest.approx(fastest(everyone), abs=1e-6)
