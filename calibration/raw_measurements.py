@@ -18,6 +18,8 @@ from calibration.figures import ProfileError, near
 FORMAT = 1
 MOST, MOST_S = 10_000_000, 1e12
 """Of whole numbers and of other ones: more is taken for damage."""
+LEAST_S = 1e-9
+"""No clock sees less."""
 MeasuredKind = Literal["decode", "prefill", "mixed"]
 KINDS = ("decode", "prefill", "mixed")
 
@@ -203,8 +205,9 @@ def _checked(measurement: Measurement, where: str) -> Measurement:
             raise ProfileError(f"{where}: {name} is {value!r:.60}; expected a whole number of at least 0")
     needed = ("batch", "steps") if measurement.kind == "decode" else ("prompt_tokens", "prefills")
     for name in ("seconds", "engine_s", *needed):
-        if getattr(measurement, name) == 0:
-            raise ProfileError(f"{where}: {name} is 0; expected a number above 0")
+        value = getattr(measurement, name)
+        if value is not None and value < LEAST_S:
+            raise ProfileError(f"{where}: {name} is {value:g}; expected a number above 0")
     return measurement
 
 

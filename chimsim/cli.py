@@ -98,6 +98,9 @@ from policies import POLICIES, PolicyError
 from policies import knobs as knobs_of
 from traces import TraceError
 
+LONGEST_MESSAGE = 900
+"""Characters of an error; of a longer one the beginning and the end are printed."""
+
 app = typer.Typer(
     help="Simulate mixed vLLM clusters that serve multi-stage agent workflows.\n\n"
     "Start with: chimsim sweep experiments/fig5.toml --out results/first",
@@ -452,5 +455,9 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"chimsim: error: {' '.join(message.split())}\n")
+    # what a file says may be long, or mean something to a terminal
+    text = "".join(c if c.isprintable() else "\ufffd" for c in " ".join(message.split()))
+    if len(text) > LONGEST_MESSAGE:
+        text = f"{text[:600]} ... {text[-250:]}"
+    sys.stderr.write(f"chimsim: error: {text}\n")
     return code

@@ -24,7 +24,7 @@ MAX_ENGINES = 10_000
 """Of one entry: more are taken for a slip of the keyboard."""
 MAX_BLOCK_TOKENS = 65_536
 _SIZED = re.compile(r"(.*?)(\d+(?:\.\d+)?b)", re.IGNORECASE)
-_COUNTED = re.compile(r"(.+b)x(\d+)", re.IGNORECASE)
+_COUNTED = re.compile(r"(.+b)x(\d{1,9})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

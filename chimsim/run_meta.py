@@ -320,7 +320,7 @@ def _plain_value(value: Any) -> Any:
     """Text as the value it spells: ``--metadata`` of vllm bench serve keeps everything as text."""
     if isinstance(value, str):
         word = value.strip().lower()
-        if word.isdigit():
+        if word.isdecimal() and len(word) < 20:
             return int(word)
         return {"true": True, "false": False}.get(word, value)
     return value

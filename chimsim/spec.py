@@ -299,7 +299,8 @@ def _source(value: Any, where: str) -> str:
 def _part_of(value: Any, where: str) -> str:
     """``k/n``: the k-th of n parts of the workflows."""
     number, _, parts = _text(value, where).partition("/")
-    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+    short = len(value) < 20
+    if not (short and number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
         raise ChimsimError(f"{where}: {value!r} is no part of the workflows; expected one such as 1/2")
     return f"{int(number)}/{int(parts)}"
 

@@ -57,7 +57,8 @@ def kinds(home: Path) -> dict[str, Kind]:
     both = sweep | {"combo": ["qwen1.5b+7b", "qwen7b"]}
     specs = [
         {**both, "policy": ["fcfs", "chimera", "ltr"], "tau": [0, 0.5, float("inf")], "seeds": 2, "rps": [8, 12.5],
-         "knobs": {"aging_tokens_per_s": [0, 5]}, "goodput": {"ttft": "500ms", "latency": "60s"}, "workflows": 5},
+         "knobs": {"aging_tokens_per_s": [0, 5]}, "goodput": {"ttft": "500ms", "latency": "60s"}, "workflows": 5,
+         "fail": ["qwen7b@120s-180s"], "slow": ["qwen7b=1.5x@10s-"]},
         {**both, "policy": {"stjf": {}, "mine": {"policy": "chimera", "router": "none", "length_error": 0.2}},
          "engines": {"qwen7b": 2}, "warmup": 2, "burstiness": [0.5, 1], "router": ["oracle", "noisy:0.6"],
          "part": "1/2", "queue": "engine", "look_ahead": 3, "oversize": "clip", "arrivals": "recorded"},

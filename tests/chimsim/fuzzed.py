@@ -31,7 +31,7 @@ LONGEST = 1000
 """Characters of a message; what a file says is cut short in it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Kind:
     """A kind of file: its name, valid documents, how they are written, and what reads it."""
 

@@ -51,6 +51,8 @@ _USAGE = {
     "output": ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
     "cached": ("gen_ai.usage.cache_read.input_tokens",),
 }
+_DIGITS = 30
+"""Of an integer that stands in quotes; Python would not even read one of thousands."""
 _CALLS = ("chat", "generate_content", "text_completion")
 _NO_CALLS = ("create_agent", "embeddings", "execute_tool", "invoke_agent", "invoke_workflow", "retrieval")
 
@@ -167,7 +169,7 @@ def _span(row: object, where: str, asked: Asked) -> tuple[str, _Span]:
 
 
 def _ns(value: object, name: str, where: str, asked: Asked) -> int:
-    if isinstance(value, str) and not value.isdecimal():
+    if isinstance(value, str) and not (value.isdecimal() and len(value) <= _DIGITS):
         return moment_ns(value, name, where, "2024-05-10T00:00:00.009930Z")
     return nanoseconds(int(value) if isinstance(value, str) else value, asked.time_unit, name, where)
 
@@ -186,7 +188,9 @@ def _plain(value: Mapping[str, Any]) -> Any:
     kind: str
     plain: Any
     kind, plain = next(iter(value.items()), ("", None))
-    return int(plain) if kind in ("intValue", "int_value") and str(plain).lstrip("-").isdecimal() else plain
+    digits = str(plain).removeprefix("-")
+    whole = kind in ("intValue", "int_value") and digits.isdecimal() and len(digits) <= _DIGITS
+    return int(plain) if whole else plain
 
 
 def _tree(spans: Sequence[tuple[str, _Span]], asked: Asked) -> list[tuple[str, _Span]]:
