@@ -43,7 +43,7 @@ def aged_admissions(done: pd.DataFrame) -> int:
     """Admissions at which a call of a shorter job waited for the same engine: promoted by age, or by another order.
 
     A job is the output tokens of this call and its workflow's later ones, as they were in truth. A strict shortest
-    total job first that knows them has none while slots are what calls wait for.
+    total job first that knows them has next to none: an engine takes calls handed to it together as its budget allows.
     """
     if not len(done):
         return 0

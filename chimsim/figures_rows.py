@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from chimsim.errors import ChimsimError, near
 from chimsim.results import axis_columns
-from chimsim.spec import scalar_text
+from chimsim.spec import POLICY_AXES, scalar_text
 
 CHOICES = ("trace", "combo", "rps", "policy")
 """Axes of which a figure may show only some values."""
@@ -68,6 +69,22 @@ def series_labels(summary: pd.DataFrame) -> pd.Series:
                 short = _SHORT.get(name, name)
                 labels[mine] = labels[mine] + [f" {short}={scalar_text(value)}" for value in summary.loc[mine, name]]
     return labels
+
+
+def knob_lines(summary: pd.DataFrame) -> pd.DataFrame:
+    """The summary with each row's line (``series``) and its place on it: ``knob``, the number in ``tau``.
+
+    The knob is tau, or where a policy ran with several values of one other number, and of nothing else, that number.
+    """
+    data = summary.assign(knob="tau")
+    own = [name for name in axis_columns(summary) if name not in (*_PANEL, *POLICY_AXES, "combo", "seed", "policy")]
+    for _, rows in summary.groupby("policy", observed=True, sort=False):
+        knobs = [name for name in own if rows[name].nunique() > 1]
+        if len(knobs) == 1 and pd.api.types.is_numeric_dtype(rows[knobs[0]]) and knobs != ["tau"]:
+            data.loc[rows.index, "knob"] = knobs[0]
+            data.loc[rows.index, "tau"] = rows[knobs[0]].astype(float)
+            data.loc[rows.index, knobs[0]] = np.nan
+    return data.assign(series=series_labels(data))
 
 
 def panel_rows(data: pd.DataFrame, always: Sequence[str] = ()) -> list[tuple[str, pd.DataFrame]]:

@@ -71,6 +71,8 @@ _SCREEN_RC = {
     "svg.fonttype": "path",
     "pdf.fonttype": 42,
     "axes.unicode_minus": False,
+    # labels are the user's words, not formulas
+    "text.parse_math": False,
 }
 _PAPER_RC = {
     **_SCREEN_RC,

@@ -36,8 +36,13 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 
 
 def reference_point(points: Sequence[Point]) -> Point:
-    """The slowest and the worst of the points, taken apart: whatever lies on the frontier of these dominates it."""
-    return max(x for x, _ in points), min(y for _, y in points)
+    """Of a block's runs: beyond the slowest and the worst of them, taken apart, by a tenth of what they span.
+
+    So every run dominates it, and the policy that has the slowest and the worst itself gets something for them, too.
+    """
+    latencies, solved = [x for x, _ in points], [y for _, y in points]
+    beyond_s, below = (0.1 * (max(values) - min(values)) for values in (latencies, solved))
+    return max(latencies) + beyond_s, min(solved) - below
 
 
 def attained(points: Sequence[Point], latencies: Floats) -> Floats:

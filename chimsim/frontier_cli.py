@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +13,14 @@ import pandas as pd
 import typer
 
 from chimsim.errors import ChimsimError
-from chimsim.figures_rows import panel_rows, series_labels
+from chimsim.figures_rows import panel_rows
 from chimsim.frontier import Frontier, Point, frontier_of, reference_point
 from chimsim.metrics import mean_and_interval
 from chimsim.options import note
 from chimsim.plots import LATENCIES
 from chimsim.report import aligned, number
-from chimsim.results import Results, ordered_json_bytes, write_file
+from chimsim.results import Results, ordered_json_bytes, own_axes, write_file
+from chimsim.spec import POLICY_AXES
 
 STEPS = 60
 """Latencies at which a band is given."""
@@ -49,8 +51,9 @@ def frontier_command(
     chimsim frontier results/first --latency p99 --reference 120,0.2
     chimsim frontier results/first --csv bands.csv
 
-    Hypervolume: the area that a policy's points dominate as seen from the reference (latency times solved rate); the
-    reference is a block's slowest and its worst point unless given. Intervals are 95 % over the seeds.
+    Hypervolume: the area that a policy's points dominate as seen from the reference (latency times solved rate). Unless
+    given, the reference lies beyond the slowest and the worst run of a block by a tenth of what its runs span.
+    Intervals are 95 % over the seeds.
     """
     if latency not in LATENCIES:
         raise ChimsimError(f"latency {latency!r} is unknown; choose from {', '.join(LATENCIES)}")
@@ -81,23 +84,32 @@ def _point(text: str | None) -> Point | None:
         latency, solved = (float(part) for part in text.split(","))
     except ValueError:
         raise ChimsimError(f"--reference: {text!r} is not of the form LATENCY,SOLVED, such as 60,0.2") from None
-    if not (latency > 0 and 0 <= solved <= 1):
+    if not (0 < latency < inf and 0 <= solved <= 1):
         raise ChimsimError(f"--reference: {text}: expected a latency above 0 and a solved rate between 0 and 1")
     return latency, solved
 
 
 def _blocks(summary: pd.DataFrame, metric: str, reference: Point | None) -> Iterator[_Block]:
-    data = summary.assign(series=series_labels(summary))
-    for title, part in panel_rows(data, always=("trace", "rps")):
+    for title, part in panel_rows(summary, always=("trace", "rps")):
         for combo, panel in part.groupby("combo", sort=False, observed=True):
-            lines = {}
-            for series, rows in panel.groupby("series", sort=False, observed=True):
-                line = frontier_of(rows, ["tau"] if rows["tau"].nunique() > 1 else [], metric)
-                if line is not None:
-                    lines[str(series)] = line
+            lines = _lines(panel, metric)
             if lines:
-                points = [point for line in lines.values() for point in line.means]
-                yield _Block(f"{combo}  {title}", lines, reference or reference_point(points))
+                runs = panel[[metric, "solved_rate"]].dropna().itertuples(index=False, name=None)
+                yield _Block(f"{combo}  {title}", lines, reference or reference_point(list(runs)))
+
+
+def _lines(panel: pd.DataFrame, metric: str) -> dict[str, Frontier]:
+    """A line a policy and predictor, over all knobs that the policy ran with."""
+    lines = {}
+    for policy, rows in panel.groupby("policy", sort=False, observed=True):
+        predictors = [name for name in own_axes(rows) if name in POLICY_AXES]
+        parts = rows.groupby(predictors, sort=False, dropna=False, observed=True) if predictors else [((), rows)]
+        for values, mine in parts:
+            line = frontier_of(mine, own_axes(mine), metric)
+            if line is not None:
+                named = [f"{name}={value}" for name, value in zip(predictors, values, strict=True)]
+                lines[" ".join([str(policy), *named])] = line
+    return lines
 
 
 def _rows(block: _Block) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from chimsim.figures_rows import panel_rows, panel_tables, series_labels
+from chimsim.figures_rows import knob_lines, panel_rows, panel_tables
 from chimsim.figures_style import SCREEN, Entry, Look, grid, line_legend, line_styles
 from chimsim.metrics import mean_and_interval, non_dominated
 
@@ -23,13 +23,13 @@ _GREY = "#444444"
 
 
 def frontier(summary: pd.DataFrame, latency: str = "mean", look: Look = SCREEN) -> Figure:
-    """Latency against solved rate: a column a combination, a row a trace and rate, a line a policy over tau.
+    """Latency against solved rate: a column a combination, a row a trace and rate, a line a policy over its knob.
 
     Bars are 95 % intervals over the seeds; a ring marks a point that no other of its panel beats, a hollow marker one
     whose backlog still grew at the last arrival (overloaded, or too short a run).
     """
     column, label = LATENCIES[latency]
-    data = summary.assign(series=series_labels(summary))
+    data = knob_lines(summary)
     combos = list(dict.fromkeys(data["combo"]))
     rows = panel_rows(data)
     styles = line_styles(list(data["series"]))
@@ -77,9 +77,10 @@ def frontier_table(summary: pd.DataFrame, latency: str = "mean") -> pd.DataFrame
         "dy": "solved_half_width_percent",
         "best": "not_dominated",
     }
-    data = summary.assign(series=series_labels(summary))
+    data = knob_lines(summary)
     table = panel_tables(data, lambda panel: _points(panel, column)).rename(columns=named)
-    table.loc[table["tau"] < 0, "tau"] = np.nan
+    table.loc[table["tau"] < 0, ["knob", "tau"]] = np.nan
+    table = table.rename(columns={"tau": "knob_value"})
     table.loc[table["seeds"] < 2, [named["dx"], named["dy"]]] = np.nan
     return table
 
@@ -87,14 +88,15 @@ def frontier_table(summary: pd.DataFrame, latency: str = "mean") -> pd.DataFrame
 def _points(panel: pd.DataFrame, column: str) -> pd.DataFrame:
     """One row a series and tau: mean and interval over the seeds of latency (x) and solved per cent (y)."""
     rows = []
-    keyed = panel.assign(tau=panel["tau"].fillna(-1.0)) if "tau" in panel else panel.assign(tau=-1.0)
+    keyed = panel.assign(tau=panel["tau"].fillna(-1.0))
     for (series, tau), group in keyed.groupby(["series", "tau"], sort=False, observed=True):
         x, dx = mean_and_interval(group[column])
         y, dy = mean_and_interval(100 * group["solved_rate"])
         if x == x and y == y:
             steady = "not_steady" not in group or not group["not_steady"].astype(bool).any()
-            rows.append((str(series), float(str(tau)), len(group), x, dx, y, dy, steady))
-    points = pd.DataFrame(rows, columns=["series", "tau", "seeds", "x", "dx", "y", "dy", "steady"])
+            knob = str(group["knob"].iloc[0])
+            rows.append((str(series), knob, float(str(tau)), len(group), x, dx, y, dy, steady))
+    points = pd.DataFrame(rows, columns=["series", "knob", "tau", "seeds", "x", "dx", "y", "dy", "steady"])
     points["best"] = non_dominated(list(zip(points["x"], points["y"], strict=True)))
     return points.astype({"steady": bool, "best": bool})
 
@@ -114,7 +116,7 @@ def _draw_points(ax: Axes, points: pd.DataFrame, styles: dict[str, tuple[str, st
             for row in (0, len(mine) - 1):
                 tau = float(mine["tau"].iloc[row])
                 ax.annotate(
-                    f"tau {tau:g}", (mine["x"].iloc[row], mine["y"].iloc[row]),
+                    f"{mine['knob'].iloc[row]} {tau:g}", (mine["x"].iloc[row], mine["y"].iloc[row]),
                     xytext=(5, -9), textcoords="offset points", fontsize=look.note_pt, color=colour, zorder=5,
                 )  # fmt: skip
     best = points[points["best"]]

@@ -28,7 +28,8 @@ def reproduce_command(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A short run: fewer workflows, seeds and points.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of all experiments (default: results/reproduce, with -quick).")
+        Path | None,
+        typer.Option(help="Folder of all (default: results/reproduce, or reproduce-quick there)."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the traces that some experiments need.")] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: all cores).")] = None,

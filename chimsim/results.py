@@ -117,6 +117,16 @@ def axis_columns(summary: pd.DataFrame) -> list[str]:
     return columns[: columns.index("cell")]
 
 
+PANEL_AXES = ("combo", "trace", "slots", "rps", "burstiness")
+"""The axes of a summary that say what is served, and on what; the others are of a policy, or the seed."""
+
+
+def own_axes(rows: pd.DataFrame) -> list[str]:
+    """The axes of a policy in which these rows of a summary vary."""
+    kept = [name for name in axis_columns(rows) if name not in (*PANEL_AXES, "seed", "policy")]
+    return [name for name in kept if rows[name].nunique(dropna=False) > 1]
+
+
 def canonical(value: Any) -> Any:
     """The value as plain JSON: NaN becomes null, infinities the text ``inf``, tuples lists, keys text."""
     if isinstance(value, float):
@@ -253,7 +263,8 @@ def read_manifest(root: Path) -> dict[str, Any]:
     """The folder's manifest; a folder that has none, or a broken one, is a clear error."""
     path = root / MANIFEST
     if not root.is_dir():
-        raise ChimsimError(f"{root} is not a results folder: no such directory")
+        what = "it is a file" if root.exists() else "no such directory"
+        raise ChimsimError(f"{root} is not a results folder: {what}")
     if not path.is_file():
         raise ChimsimError(f"{root} is not a results folder: it has no manifest.json")
     try:

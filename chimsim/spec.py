@@ -285,13 +285,13 @@ def _router(value: Any, where: str) -> float | str:
 
 
 def _source(value: Any, where: str) -> str:
-    if isinstance(value, str) and value not in ROUTERS and (TRACE in value or Path(value).is_dir()):
+    if isinstance(value, str) and value not in ("", *ROUTERS) and (TRACE in value or Path(value).is_dir()):
         return value
     if isinstance(value, str) and value not in ROUTERS:
         hint = near(value, list(ROUTERS))
         raise ChimsimError(
-            f"{where}: {value!r} is unknown; choose from {', '.join(ROUTERS)}, noisy:0.6, a router's folder, "
-            f"or shuffled: before one of them{hint}"
+            f"{where}: {value!r} is unknown; choose from {', '.join(ROUTERS)} or a router's folder, "
+            f"or one of these behind shuffled:, or noisy:0.6{hint}"
         )
     return _choice(ROUTERS)(value, where)
 
@@ -547,3 +547,5 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "goodput": _pairs(_milliseconds, GOODPUT),
     "workers": _single(_whole(1)),
 }
+SPEC_KEYS = tuple(_PARSERS)
+"""The keys that a sweep's file may have."""

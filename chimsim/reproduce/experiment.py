@@ -44,6 +44,11 @@ class Experiment:
     choose: Mapping[str, Any] = field(default_factory=dict)
     relations: tuple[Relation, ...] = ()
 
+    @property
+    def call(self) -> str:
+        """What `chimsim reproduce` calls it: its name if it is one of `experiment_files`, else its path."""
+        return self.name if self.path in experiment_files() else str(self.path)
+
 
 def find_experiment(name: str) -> Path:
     """The file of an experiment: a path, or a name in ``experiments/`` here or as shipped. Raises `ChimsimError`."""

@@ -30,13 +30,11 @@ from chimsim.reproduce.verdicts import (
     measure_of,
     trend,
 )
-from chimsim.results import axis_columns
+from chimsim.results import PANEL_AXES, axis_columns, own_axes
 from chimsim.spec import POLICY_AXES, Scalar
 
-PANEL = ("combo", "trace", "slots", "rps", "burstiness")
-"""The axes that make a block: whatever is compared has them in common."""
 HYPERVOLUME = "hypervolume"
-"""Besides the summary's columns: what a line's points cover, from the block's slowest and worst."""
+"""Besides the summary's columns: what a line's points cover (`chimsim.frontier.reference_point` says from where)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ def judge(relation: Relation, summary: pd.DataFrame, choose: pd.DataFrame | None
     blocks: list[Block] = []
     skipped = 0
     apart = {claim.axis, *(name for side in _sides(claim) for name in side.where)}
-    panels = [axis for axis in PANEL if axis in data and axis not in apart]
+    panels = [axis for axis in PANEL_AXES if axis in data and axis not in apart]
     varying = [axis for axis in axis_columns(summary) if axis in panels and data[axis].nunique(dropna=False) > 1]
     groups = list(_groups(data, panels))
     pairs = [(axes, rows) for axes, rows in groups if not _lacks(claim, rows)]
@@ -127,6 +125,14 @@ def judge(relation: Relation, summary: pd.DataFrame, choose: pd.DataFrame | None
         level = 1 - 0.05 / len(comparisons)
         blocks.append(_judged(claim, shown, rows, left, right, chosen, level))
     return Finding(relation, _overall(blocks), tuple(blocks), skipped, _in_words(claim, blocks))
+
+
+def check(relation: Relation, planned: pd.DataFrame) -> None:
+    """Refuse what is wrong with a relation before anything runs; ``planned`` has the axes only, up to ``cell``."""
+    _where(relation, planned)
+    for asked in (relation.claim, relation.when):
+        if asked is not None:
+            _check(asked, planned)
 
 
 def _overall(blocks: Sequence[Block]) -> Judgement:
@@ -182,11 +188,15 @@ def _lacks(claim: Claim, rows: pd.DataFrame) -> bool:
 
 
 def _check(claim: Claim, data: pd.DataFrame) -> None:
-    """Refuse labels, axes and metrics that there are not."""
+    """Refuse labels and axes that there are not, metrics that are no numbers, and a side against itself."""
     labels, axes = list(dict.fromkeys(data["policy"])), axis_columns(data)
-    wanted = [(claim.metric, "metric", [*data, HYPERVOLUME])]
-    wanted += [(claim.right_metric, "metric", [*data, HYPERVOLUME])] if claim.right_metric else []
+    numbers = [str(name) for name in data if name not in axes and pd.api.types.is_numeric_dtype(data[name])]
+    metrics = [*numbers, HYPERVOLUME]
+    wanted = [(claim.metric, "metric", metrics)] if numbers else []
+    wanted += [(claim.right_metric, "metric", metrics)] if claim.right_metric and numbers else []
     wanted += [(claim.axis, "axis", axes)] if claim.axis else []
+    if claim.right == claim.left and claim.right_metric in ("", claim.metric):
+        raise ChimsimError(f"relation {claim.text!r} compares a side with itself")
     for side in _sides(claim):
         wanted += [(name, "axis", axes) for name in side.where]
         wanted += [(side.label, "policy", [*labels, "*"])]
@@ -194,12 +204,6 @@ def _check(claim: Claim, data: pd.DataFrame) -> None:
         if name not in known:
             hint = near(name, known) or f" (there are {', '.join(map(str, known[:12]))})"
             raise ChimsimError(f"relation {claim.text!r}: there is no {what} {name!r}{hint}")
-
-
-def _own_axes(rows: pd.DataFrame) -> list[str]:
-    """The axes in which a side's own rows vary, but for the seed and those of the panel."""
-    kept = [name for name in axis_columns(rows) if name not in (*PANEL, "seed", "policy")]
-    return [name for name in kept if rows[name].nunique(dropna=False) > 1]
 
 
 _Comparison = tuple[dict[str, Scalar], pd.DataFrame, pd.DataFrame | None]
@@ -211,7 +215,7 @@ def _comparisons(claim: Claim, rows: pd.DataFrame) -> Iterator[_Comparison]:
     ``dominates`` and the hypervolume take all knobs of a side together, but no two predictors.
     """
     left = _rows(claim.left, rows)
-    split = _own_axes(left)
+    split = own_axes(left)
     if claim.left.label == "*":
         split = ["policy", *split]
     if claim.kind == "dominates" or claim.metric == HYPERVOLUME:
@@ -222,7 +226,7 @@ def _comparisons(claim: Claim, rows: pd.DataFrame) -> Iterator[_Comparison]:
             yield own, mine, None
             continue
         right = _rows(claim.right, rows)
-        theirs = _own_axes(right)
+        theirs = own_axes(right)
         if claim.right_metric == HYPERVOLUME:
             theirs = [name for name in theirs if name in POLICY_AXES]
         if claim.right.label == "*":
@@ -270,7 +274,7 @@ def _judged(
 def _values(claim: Claim, metric: str, panel: pd.DataFrame, rows: pd.DataFrame) -> pd.Series[float]:
     """One value a seed, without those that have none."""
     if metric == HYPERVOLUME:
-        line = frontier_of(rows, _own_axes(rows))
+        line = frontier_of(rows, own_axes(rows))
         points = list(panel[[LATENCY, "solved_rate"]].dropna().itertuples(index=False, name=None))
         if line is None:
             return pd.Series(dtype=float)
@@ -298,14 +302,14 @@ def _dominates(
     choose: pd.DataFrame | None,
     level: float,
 ) -> Block:
-    names = _own_axes(left)
+    names = own_axes(left)
     line, goal = frontier_of(left, names, claim.metric), frontier_of(right, [], claim.metric)
     if line is None or goal is None or line.seeds != goal.seeds:
         raise ChimsimError(f"relation {claim.text!r}: solved labels or seeds are missing")
     if choose is None:
         return dominates(axes, line, goal, corners_by_other_seeds(line, goal), level)
     ours, theirs = (_rows(side, choose) for side in (claim.left, claim.right or claim.left))
-    ours = _same(ours, {name: value for name, value in axes.items() if name not in PANEL})
+    ours = _same(ours, {name: value for name, value in axes.items() if name not in PANEL_AXES})
     other, target = frontier_of(ours, names, claim.metric), frontier_of(theirs, [], claim.metric)
     if other is None or target is None or other.settings != line.settings:
         raise ChimsimError(f"relation {claim.text!r}: the runs to choose by lack settings of those to judge")

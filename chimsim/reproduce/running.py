@@ -19,13 +19,13 @@ from typing import Any
 import pandas as pd
 
 import chimsim
-from chimsim.errors import ChimsimError
+from chimsim.errors import ChimsimError, near
 from chimsim.grid import plan, warnings_of
 from chimsim.reproduce.experiment import Experiment
-from chimsim.reproduce.relations import Finding, judge
+from chimsim.reproduce.relations import Finding, Relation, check, judge
 from chimsim.reproduce.studies import study
-from chimsim.results import Results, digest, json_bytes, ordered_json_bytes, write_file
-from chimsim.spec import Spec, spec_from
+from chimsim.results import Results, digest, json_bytes, ordered_json_bytes, summary_frame, write_file
+from chimsim.spec import SPEC_KEYS, Spec, spec_from
 from chimsim.sweeps import Progress, commit, run_sweep
 from chimsim.training import predictor_into, router_into, trainer_of
 from traces import load_trace
@@ -89,6 +89,10 @@ def run_experiment(
     if experiment.needs:
         keys["trace"] = [str(path) for path in data_files(experiment, data)]
     folder = out / experiment.name
+    for overrides in (experiment.quick, experiment.choose):
+        unknown = [key for key in overrides if key not in SPEC_KEYS]
+        if unknown and experiment.kind == "sweep":
+            raise ChimsimError(f"{experiment.path}: unknown key {unknown[0]!r}{near(unknown[0], SPEC_KEYS)}")
     began = time.time()
     if experiment.kind != "sweep":
         summary = _studied(experiment, keys, folder, tell)
@@ -98,14 +102,14 @@ def run_experiment(
             keys = _filled(keys, str(_prepared(experiment, keys["trace"], out / "models", tell)))
         count = workers or os.cpu_count() or 1
         tell(experiment.name)
-        summary = _swept(_spec(experiment, keys), folder, count, progress, warn)
+        summary = _swept(_spec(experiment, keys), experiment.relations, folder, count, progress, warn)
         choose = None
         if experiment.choose:
             others = {**keys, **experiment.choose}
             if quick and isinstance(others.get("seeds"), list):
                 others["seeds"] = others["seeds"][:2]
             tell(f"{experiment.name}, to choose settings by")
-            choose = _swept(_spec(experiment, others), out / f"{experiment.name}-choose", count, progress, warn)
+            choose = _swept(_spec(experiment, others), (), out / f"{experiment.name}-choose", count, progress, warn)
     findings = tuple(judge(relation, summary, choose) for relation in experiment.relations)
     made = _made(experiment, folder, time.time() - began, quick)
     outcome = Outcome(experiment, folder, summary, findings, made)
@@ -129,8 +133,13 @@ def _spec(experiment: Experiment, keys: Mapping[str, Any]) -> Spec:
     return spec_from({}, keys, source=str(experiment.path))
 
 
-def _swept(spec: Spec, folder: Path, workers: int, progress: Progress | None, warn: Tell) -> pd.DataFrame:
+def _swept(
+    spec: Spec, relations: Sequence[Relation], folder: Path, workers: int, progress: Progress | None, warn: Tell
+) -> pd.DataFrame:
     planned = plan(spec)
+    axes = summary_frame([{**cell.axes, "cell": cell.name} for cell in planned[0]])
+    for relation in relations:
+        check(relation, axes)
     for warning in warnings_of(planned[0]):
         warn(warning)
     return run_sweep(spec, folder, workers=workers, progress=progress, planned=planned).summary
@@ -186,7 +195,7 @@ def _made(experiment: Experiment, folder: Path, wall_s: float, quick: bool) -> d
         runs = json.loads((folder / "run.json").read_bytes())["runs"]
         wall_s = sum(run["wall_s"] for run in runs)
     return {
-        "command": f"chimsim reproduce {experiment.name}{' --quick' if quick else ''}",
+        "command": f"chimsim reproduce {experiment.call}{' --quick' if quick else ''}",
         "quick": quick,
         "date": time.strftime("%Y-%m-%d"),
         "wall_s": round(wall_s, 1),

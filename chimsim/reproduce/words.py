@@ -71,7 +71,7 @@ def tally(outcomes: Iterable[Mapping[str, Any]]) -> str:
     """How many relations hold, fail, and are undecided."""
     verdicts = [relation["verdict"] for found in outcomes for relation in found["relations"]]
     counts = {name: verdicts.count(name) for name in ("holds", "fails", "undecided")}
-    return f"{counts['holds']} relations hold, {counts['fails']} fail, {counts['undecided']} are undecided"
+    return f"relations: {counts['holds']} hold, {counts['fails']} fail, {counts['undecided']} undecided"
 
 
 def _heading(found: Mapping[str, Any]) -> str:
@@ -84,7 +84,7 @@ def _counts(relation: Mapping[str, Any]) -> str:
     parts = [f"{relation[name]} {word}" for name, word in others if relation[name]]
     skipped = f", {relation['skipped']} not asked" if relation["skipped"] else ""
     if not total:
-        return f"not asked in these {relation['skipped']} blocks"
+        return f"not asked in these blocks: {relation['skipped']}" if relation["skipped"] else "not among these runs"
     return f"holds in {relation['holds']} of {total}{' (' + ', '.join(parts) + ')' if parts else ''}{skipped}"
 
 

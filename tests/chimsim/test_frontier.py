@@ -33,12 +33,15 @@ def test_hypervolume_counts_the_unit_squares_that_a_point_dominates(
 
 
 @given(grid)
-def test_a_dominated_point_adds_nothing_and_the_reference_is_worse_than_all(points: list[tuple[int, int]]) -> None:
+def test_a_dominated_point_adds_nothing_and_every_point_dominates_the_reference(
+    points: list[tuple[int, int]],
+) -> None:
     real = [(float(x), float(y)) for x, y in points]
     reference = reference_point(real)
     volume = hypervolume(real, reference)
     worst = (max(x for x, _ in real), min(y for _, y in real))
-    assert hypervolume([*real, worst], reference) == volume
+    assert hypervolume([*real, worst], reference) == pytest.approx(volume)
+    assert all(x <= reference[0] and y >= reference[1] for x, y in real)
     assert volume <= (reference[0] - min(x for x, _ in real)) * (max(y for _, y in real) - reference[1]) + 1e-9
 
 

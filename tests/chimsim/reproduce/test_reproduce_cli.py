@@ -95,7 +95,7 @@ def test_a_sweep_is_run_judged_and_written(chimsim: Chimsim, tmp_path: Path) -> 
     assert max(map(len, out.splitlines()[:10])) <= 80
     found = json.loads(Path("out/small/experiment.json").read_text())
     assert [relation["verdict"] for relation in found["relations"]][::2] == ["holds", "fails"]
-    assert found["made"]["command"] == "chimsim reproduce small"
+    assert found["made"]["command"] == f"chimsim reproduce {path}"
     assert Path("out/small-choose/manifest.json").is_file()
     assert "| STJF waits less | yes | " in Path("out/summary.md").read_text()
     blocks = pd.read_csv("out/blocks.csv")

@@ -30,7 +30,7 @@ def test_text_says_verdict_counts_paper_and_why() -> None:
     assert "paper: a half | less" in text
     assert "why: queues are short" in text
     assert "why" not in as_text(found("holds"))
-    assert "not asked in these 4 blocks" in as_text(found(holds=0, fails=0, undecided=0))
+    assert "not asked in these blocks: 4" in as_text(found(holds=0, fails=0, undecided=0))
 
 
 def test_markdown_keeps_its_table_and_says_when_and_on_what() -> None:
@@ -44,4 +44,4 @@ def test_rows_and_counts() -> None:
     rows = blocks_of([found(), found("holds")])
     assert rows["relation"].tolist() == ["fails", "holds"]
     assert rows.to_dict("records")[0].items() >= {"experiment": "fig9", "block": "rps 8", "value": 0.9}.items()
-    assert tally([found(), found("holds"), found("undecided")]) == "1 relations hold, 1 fail, 1 are undecided"
+    assert tally([found(), found("holds"), found("undecided")]) == "relations: 1 hold, 1 fail, 1 undecided"
