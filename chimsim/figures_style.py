@@ -143,7 +143,10 @@ def line_styles(series: Sequence[str]) -> dict[str, tuple[str, str]]:
     spare = 0
     for first, members in families.items():
         colour, marker = _STYLES.get(first) or _SPARE[spare % len(_SPARE)]
-        spare += first not in _STYLES
+        if first not in _STYLES:
+            # a colour that comes again has another marker
+            marker = marker if spare < len(_SPARE) else _MARKERS[spare % len(_MARKERS)]
+            spare += 1
         for number, label in enumerate(members):
             tint = 0.6 * number / max(len(members) - 1, 1)
             styles[label] = (_tinted(colour, tint), _MARKERS[number % len(_MARKERS)] if number else marker)
