@@ -98,6 +98,7 @@ from policies import POLICIES, PolicyError
 from policies import knobs as knobs_of
 from traces import TraceError
 
+INTERRUPTED = 130
 LONGEST_MESSAGE = 900
 """Characters of an error; of a longer one the beginning and the end are printed."""
 
@@ -426,10 +427,13 @@ def main() -> None:
     try:
         check_packages()
         code = app(standalone_mode=False, prog_name="chimsim")
+        if code == INTERRUPTED:
+            # Typer makes a bare exit code of Ctrl-C
+            code = _fail("interrupted", INTERRUPTED)
     except Interrupted as stopped:
-        code = _fail(str(stopped), 130)
+        code = _fail(str(stopped), INTERRUPTED)
     except KeyboardInterrupt:
-        code = _fail("interrupted", 130)
+        code = _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # whoever read our output has seen enough; the interpreter must not try to flush it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -47,11 +47,11 @@ class Experiment:
     @property
     def call(self) -> str:
         """What `chimsim reproduce` calls it: its name if it is one of `experiment_files`, else its path."""
-        return self.name if self.path in experiment_files() else str(self.path)
+        return self.name if self.path.resolve() in experiment_files() else str(self.path)
 
 
 def find_experiment(name: str) -> Path:
-    """The file of an experiment: a path, or a name in ``experiments/`` here or as shipped. Raises `ChimsimError`."""
+    """The file of an experiment: a path, or the name of a shipped one. Raises `ChimsimError`."""
     if name.endswith(SUFFIX):
         if not Path(name).is_file():
             raise ChimsimError(f"experiment {name}: no such file")
@@ -66,9 +66,9 @@ def find_experiment(name: str) -> Path:
 
 
 def experiment_files() -> list[Path]:
-    """Those in ``experiments/`` here, else as shipped: the paper's figures, its tables, then ours."""
+    """Those that are shipped: the paper's figures, its tables, then ours."""
     home = Path(chimsim.__file__).resolve().parent
-    for folder in (Path("experiments"), home / "reproduce" / "specs", home.parent / "experiments"):
+    for folder in (home / "reproduce" / "specs", home.parent / "experiments"):
         files = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: (_rank(path.stem), path.stem))
         if files:
             return files

@@ -54,7 +54,7 @@ class Outcome:
         return {
             **{key: getattr(about, key) for key in words},
             "command": self.made["command"],
-            "spec": str(about.path),
+            "spec": about.path.name,
             "relations": [finding.to_dict() for finding in self.findings],
             "made": dict(self.made),
         }
