@@ -166,7 +166,10 @@ def test_what_was_learned_is_not_what_is_judged_on(made: tuple[str, str, str]) -
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"router": "no-such-folder"}, r"router: 'no-such-folder' is unknown; choose from none, oracle, trace or a router's folder"),
+        (
+            {"router": "no-such-folder"},
+            r"router: 'no-such-folder' is unknown; choose from none, oracle, trace or a router's",
+        ),
         ({"length_predictor": "forest"}, r"length_predictor: 'forest' is unknown; choose from oracle, noisy:0.2, qrf:"),
         ({"length_predictor": "noisy:0.7"}, r"length_predictor: 0.7 is not allowed"),
         ({"rank_predictor": "nowhere", "policy": "ltr"}, r"rank_predictor: 'nowhere' is unknown"),
