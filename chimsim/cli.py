@@ -74,6 +74,7 @@ from chimsim.options import (
     command_line,
     given_options,
     note,
+    note_incomplete,
     resolve,
 )
 from chimsim.plots import FORMATS, KINDS, LATENCIES, STYLES, draw
@@ -306,8 +307,7 @@ def plot(
     Figures for a paper have embedded fonts of 7 to 8 points at the size given, and beside them the numbers drawn.
     """
     results = Results(folder)
-    if not results.complete:
-        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    note_incomplete(results)
     kinds = listed(kind)
     chosen = {"trace": trace, "combo": combo, "rps": rps, "policy": policy}
     files = draw(

@@ -15,7 +15,7 @@ import typer
 from chimsim.compare import Block, Change, Comparison, WorkflowChanges, compare_folders, compare_policies
 from chimsim.compare_text import comparison_text
 from chimsim.errors import ChimsimError
-from chimsim.options import note
+from chimsim.options import note_incomplete
 from chimsim.results import Results, check_file, ordered_json_bytes, write_file
 
 
@@ -62,8 +62,7 @@ def compare_command(
 
 def _opened(folder: Path) -> Results:
     results = Results(folder)
-    if not results.complete:
-        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    note_incomplete(results)
     return results
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from chimsim.errors import ChimsimError, near
-from chimsim.results import axis_columns
+from chimsim.results import axis_columns, own_axes
 from chimsim.spec import POLICY_AXES, scalar_text
 
 CHOICES = ("trace", "combo", "rps", "policy")
@@ -77,9 +77,8 @@ def knob_lines(summary: pd.DataFrame) -> pd.DataFrame:
     The knob is tau, or where a policy ran with several values of one other number, and of nothing else, that number.
     """
     data = summary.assign(knob="tau")
-    own = [name for name in axis_columns(summary) if name not in (*_PANEL, *POLICY_AXES, "combo", "seed", "policy")]
     for _, rows in summary.groupby("policy", observed=True, sort=False):
-        knobs = [name for name in own if rows[name].nunique() > 1]
+        knobs = [name for name in own_axes(rows) if name not in POLICY_AXES]
         if len(knobs) == 1 and pd.api.types.is_numeric_dtype(rows[knobs[0]]) and knobs != ["tau"]:
             data.loc[rows.index, "knob"] = knobs[0]
             data.loc[rows.index, "tau"] = rows[knobs[0]].astype(float)

@@ -16,7 +16,7 @@ from chimsim.errors import ChimsimError
 from chimsim.figures_rows import panel_rows
 from chimsim.frontier import Frontier, Point, frontier_of, reference_point
 from chimsim.metrics import mean_and_interval
-from chimsim.options import note
+from chimsim.options import note_incomplete
 from chimsim.plots import LATENCIES
 from chimsim.report import aligned, number
 from chimsim.results import Results, ordered_json_bytes, own_axes, write_file
@@ -61,8 +61,7 @@ def frontier_command(
     summary = results.summary
     if summary.empty or not summary["solved_rate"].notna().any():
         raise ChimsimError(f"{folder} has no finished run with solved labels: no frontier")
-    if not results.complete:
-        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    note_incomplete(results)
     blocks = list(_blocks(summary, LATENCIES[latency][0], _point(reference)))
     if csv is not None:
         write_file(csv, _bands(blocks).to_csv(index=False, lineterminator="\n").encode())

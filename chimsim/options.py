@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chimsim.results import Results
 from chimsim.spec import Spec, read_spec, spec_from
 
 SpecFile = Annotated[Path | None, typer.Argument(metavar="SPEC.toml", help="Spec file; options override it.")]
@@ -90,6 +91,12 @@ def resolve(spec: Path | None, options: dict[str, Any]) -> Spec:
 
 def command_line() -> list[str]:
     return ["chimsim", *sys.argv[1:]]
+
+
+def note_incomplete(results: Results) -> None:
+    """Say on stderr how many cells of a folder are missing, if any are."""
+    if not results.complete:
+        note(f"note: {results.path} is not complete: {len(results.cells)} of {results.planned} cells are finished")
 
 
 def note(text: str) -> None:

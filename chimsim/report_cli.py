@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from chimsim.options import note
+from chimsim.options import note, note_incomplete
 from chimsim.results import Results
 
 
@@ -24,8 +24,7 @@ def report_command(
     from chimsim.report_html import write_report
 
     results = Results(folder)
-    if not results.complete:
-        note(f"note: {folder} is not complete: {len(results.cells)} of {results.planned} cells are finished")
+    note_incomplete(results)
     path = out if out is not None else folder / "report.html"
     size, left_out = write_report(results, path)
     for line in left_out:

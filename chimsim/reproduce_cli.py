@@ -100,8 +100,7 @@ def _one(
     tell(f"{experiment.name}: figures")
     results = results_of(outcome)
     if results is None:
-        files = draw_study(experiment.kind, outcome.summary, {**experiment.keys, **(experiment.quick if quick else {})},
-                           outcome.folder)  # fmt: skip
+        files = draw_study(experiment.kind, outcome.summary, experiment.asked(quick), outcome.folder)
     else:
         files = draw(results, experiment.figures)
         if report:

@@ -44,6 +44,10 @@ class Experiment:
     choose: Mapping[str, Any] = field(default_factory=dict)
     relations: tuple[Relation, ...] = ()
 
+    def asked(self, quick: bool) -> dict[str, Any]:
+        """The keys of a run, quick or not."""
+        return {**self.keys, **(self.quick if quick else {})}
+
     @property
     def call(self) -> str:
         """What `chimsim reproduce` calls it: its name if it is one of `experiment_files`, else its path."""

@@ -85,7 +85,7 @@ def run_experiment(
 
     Raises one of the packages' errors for bad input, `Interrupted` after Ctrl-C.
     """
-    keys = {**experiment.keys, **(experiment.quick if quick else {})}
+    keys = experiment.asked(quick)
     if experiment.needs:
         keys["trace"] = [str(path) for path in data_files(experiment, data)]
     folder = out / experiment.name

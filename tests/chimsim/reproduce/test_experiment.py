@@ -82,7 +82,7 @@ def test_shipped_experiments_are_well_formed(path: Path, quick: bool) -> None:
     """Every grid can be planned, and every relation speaks of policies that its file has."""
     experiment = read_experiment(path)
     assert experiment.relations
-    keys = {**experiment.keys, **(experiment.quick if quick else {})}
+    keys = experiment.asked(quick)
     if experiment.kind != "sweep" or experiment.needs or experiment.prepare:
         return
     cells, _ = plan(spec_from({}, keys, source=str(path)))
