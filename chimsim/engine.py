@@ -144,11 +144,12 @@ class Engine:
         self._running: dict[int, EngineRequest] = {}  # in order of admission
         self._prefill: EngineRequest | None = None  # the one in mid-prefill, always the last admitted
         self._stops: list[tuple[int, int, EngineRequest]] = []  # (step, order of admission, request)
-        # The decodes together. A decode's phase is (computed - step) mod block, constant while it decodes.
+        # The decodes together; by (step - computed) mod block, which is constant while one decodes, their number:
+        # in every step those with its number mod block need a new block.
         self._decodes = 0
         self._measured = 0
         self._context = 0
-        self._phases = [0] * spec.block_tokens
+        self._takers = [0] * spec.block_tokens
         self._longest: list[tuple[int, int, EngineRequest]] = []  # (step - computed, order), kept if the profile asks
         # What is under way: ``_count`` steps, the first of which takes ``_first_s``; see `start`.
         self._count = 0
@@ -325,12 +326,13 @@ class Engine:
     def _blocks_for(self, count: int) -> int:
         """Blocks that the decodes take in the next ``count`` steps."""
         block = self._block
-        cycles, rest = divmod(count, block)
-        need = cycles * self._decodes
-        phases = self._phases
-        for step in range(self._step, self._step + rest):
-            need += phases[-step % block]
-        return need
+        takers = self._takers
+        begin = self._step % block
+        end = begin + count
+        if end <= block:
+            return sum(takers[begin:end])
+        cycles, end = divmod(end - block, block)
+        return sum(takers[begin:]) + cycles * self._decodes + sum(takers[:end])
 
     def _steps_with(self, blocks: int, limit: int) -> int:
         """How many steps, at most ``limit``, the decodes can take with so many free blocks."""
@@ -339,9 +341,9 @@ class Engine:
         count = cycles * block
         if count >= limit:
             return limit
-        phases = self._phases
+        takers = self._takers
         while count < limit:
-            left -= phases[-(self._step + count) % block]
+            left -= takers[(self._step + count) % block]
             if left < 0:
                 return count
             count += 1
@@ -391,7 +393,7 @@ class Engine:
     def _start_mixed(self, now: float) -> bool:
         """A step with prefill, if blocks do not run out for those that run; decodes alone if nobody fits."""
         kv = self.kv
-        need = self._phases[-self._step % self._block]
+        need = self._takers[self._step % self._block]
         budget = self._budget - self._decodes
         prefill = self._prefill
         if prefill is not None:
@@ -582,14 +584,14 @@ class Engine:
     def _leave_decodes(self, request: EngineRequest, computed: int) -> None:
         self._decodes -= 1
         self._context -= computed
-        self._phases[(computed - self._step) % self._block] -= 1
+        self._takers[(self._step - computed) % self._block] -= 1
         if request.measured:
             self._measured -= 1
 
     def _join_decodes(self, request: EngineRequest, computed: int) -> None:
         self._decodes += 1
         self._context += computed
-        self._phases[(computed - self._step) % self._block] += 1
+        self._takers[(self._step - computed) % self._block] += 1
         if self._skewed:
             longest = self._longest
             if len(longest) > 4 * self._slots + 64:  # those who left sink in it: keep it as small as the batch

@@ -19,10 +19,14 @@ from traces.graph import children, is_chain, parents
 
 def fit(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> int:
     """The output tokens that an engine can give this call: its own number, fewer, or 0 if the prompt is too long."""
+    return max(min(output_tokens, longest_sequence(spec) - prompt_tokens), 0)
+
+
+def longest_sequence(spec: EngineSpec) -> int:
+    """The most tokens, of prompt and answer together, that a call may have on the engine."""
     kv_tokens = (spec.num_kv_blocks - 1) * spec.block_tokens
     # The last token's keys and values are never stored.
-    room = min(spec.max_model_len - prompt_tokens, kv_tokens + 1 - prompt_tokens)
-    return max(min(output_tokens, room), 0)
+    return min(spec.max_model_len, kv_tokens + 1)
 
 
 def oversize_message(workflow_id: str, index: int, stage: Stage, spec: EngineSpec) -> str:
