@@ -85,8 +85,9 @@ def footprint_of(
 
     Raises ValueError when ``hash_block_tokens`` is not a multiple of ``block_tokens``.
     """
-    shared: list[SharedRun] = []
+    shared: tuple[SharedRun, ...] = ()
     if hash_ids:
+        runs: list[SharedRun] = []
         if hash_block_tokens % block_tokens:
             raise ValueError(
                 f"hash blocks of {hash_block_tokens} tokens do not divide into KV blocks of {block_tokens} tokens"
@@ -96,13 +97,14 @@ def footprint_of(
             blocks = min(left, hash_block_tokens) // block_tokens
             if blocks <= 0:
                 break
-            shared.append((hash_id, blocks))
+            runs.append((hash_id, blocks))
             left -= hash_block_tokens
+        shared = tuple(runs)
     elif shared_prefix is not None:
         blocks = min(shared_prefix[1], prompt_tokens) // block_tokens
         if blocks:
-            shared.append((shared_prefix[0], blocks))
-    return Footprint(owner, stage, reused_tokens, tuple(shared))
+            shared = ((shared_prefix[0], blocks),)
+    return Footprint(owner, stage, reused_tokens, shared)
 
 
 class Engine:
