@@ -245,10 +245,11 @@ class Engine:
             else:
                 return None
             if taken:
-                self.end_at = now + self._duration_s(self._count)
+                count = self._count
+                self.end_at = end_at = now + (count * self._first_s + self._slope_s * (count * (count - 1) // 2))
                 if len(self._running) > self.max_running:
                     self.max_running = len(self._running)
-                return self.end_at
+                return end_at
 
     def cut(self, now: float) -> float:
         """End a stretch at the first step boundary that is not before ``now``; returns when that is."""
@@ -273,28 +274,29 @@ class Engine:
         skipped = self._skipped
         if skipped:
             self._set_aside(skipped)
+        kv = self.kv
         decodes = self._decodes
         if decodes:
-            need = self._blocks_for(count) - self._prepaid_blocks
+            # A step with prefill has its blocks from the start.
+            need = 0 if self._chunks else self._blocks_for(count) - self._prepaid_blocks
             if need:
-                self.kv.allocate(need)
+                kv.allocate(need)
             if self._measured:
                 self.itl.add_progression(self._first_s, self._slope_s, count, self._measured)
             self._context += decodes * count
             self.output_tokens += decodes * count
-        self._step += count
+        self._step = step = self._step + count
         if skipped or self._stalled:
             self._stalled = [request for request in self._stalled if request not in skipped]
             self._count_stalls()
             self._put_back(skipped)
             self._stalled = skipped
             self._skipped = []
-        used = self.kv.num_blocks - self.kv.free
+        used = kv.num_blocks - kv.free
         if used > self.peak_blocks:
             self.peak_blocks = used
         events: list[EngineRequest] = []
         stops = self._stops
-        step = self._step
         while stops and stops[0][0] <= step:
             stop_step, order, request = heappop(stops)
             if request.stop_step == stop_step and request.order == order:
@@ -353,17 +355,20 @@ class Engine:
 
     def _start_decodes(self, now: float, prepaid_blocks: int) -> bool:
         stops = self._stops
-        while stops[0][2].stop_step != stops[0][0] or stops[0][2].order != stops[0][1]:
+        while True:
+            stop_step, order, request = stops[0]
+            if request.stop_step == stop_step and request.order == order:
+                break
             heappop(stops)
-        count = stops[0][0] - self._step
+        count = stop_step - self._step
+        decodes = self._decodes
         free = self.kv.free + prepaid_blocks
-        if free < self._decodes * (count // self._block + 1):
+        if free < decodes * (count // self._block + 1):
             count = self._steps_with(free, count)
             if not count:
                 return self._start_tight(now)
         self._prepaid_blocks = prepaid_blocks
         self._count = count
-        decodes = self._decodes
         slope_s = self._decode_slopes_s[decodes]
         if self._skewed:
             self._first_s = self._decode_step_s(decodes, self._context, self._excess())
@@ -445,13 +450,13 @@ class Engine:
         """Admit waiting requests while slots, token budget and blocks last; the first that does not fit stops it."""
         kv = self.kv
         block = self._block
-        while budget > 0 and len(self._running) < self._slots:
-            if self._priority_order:
-                if not self._waiting_heap:
-                    return
-                request = self._waiting_heap[0][1]
-            elif self._waiting:
-                request = self._waiting[0]
+        running = self._running
+        waiting, heap = self._waiting, self._waiting_heap
+        while budget > 0 and len(running) < self._slots:
+            if waiting:
+                request = waiting[0]
+            elif heap:
+                request = heap[0][1]
             else:
                 return
             footprint = request.footprint
@@ -459,25 +464,27 @@ class Engine:
             hits, free_hits = kv.lookup(footprint, known)
             if -(-known // block) - hits > kv.free - free_hits:
                 return
-            if self._priority_order:
-                heappop(self._waiting_heap)
+            if waiting:
+                waiting.popleft()
             else:
-                self._waiting.popleft()
+                heappop(heap)
             kv.admit(footprint, hits)
-            request.computed = hits * block
-            chunk = min(known - request.computed, budget)
-            new_blocks = -(-(request.computed + chunk) // block) - hits
+            request.computed = cached = hits * block
+            chunk = known - cached
+            if chunk > budget:
+                chunk = budget
+            new_blocks = -(-(cached + chunk) // block) - hits
             if new_blocks:
                 kv.allocate(new_blocks)
                 footprint.blocks += new_blocks
             budget -= chunk
-            self.cached_tokens += request.computed
+            self.cached_tokens += cached
             if request.admitted_at < 0.0:
                 request.admitted_at = now
-                request.cached_tokens = request.computed
+                request.cached_tokens = cached
             self._orders += 1
             request.order = self._orders
-            self._running[request.request_id] = request
+            running[request.request_id] = request
             self._schedule_chunk(request, chunk, chunks)
 
     def _start_tight(self, now: float) -> bool:
@@ -567,8 +574,8 @@ class Engine:
         del self._running[request.request_id]
         footprint = request.footprint
         if request.decoding:
-            request.produced = request.offset + self._step
-            computed = request.prompt_tokens + request.produced - 1
+            request.produced = produced = request.offset + self._step
+            computed = request.prompt_tokens + produced - 1
             self._leave_decodes(request, computed)
             footprint.blocks = -(-computed // self._block) + new_blocks
             request.decoding = False
