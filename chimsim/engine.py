@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
+from mypy_extensions import mypyc_attr
+
 from chimsim.config import EngineSpec
 from chimsim.histogram import LogHistogram
 from chimsim.kvcache import Footprint, KVCache, SharedRun
@@ -107,6 +109,7 @@ def footprint_of(
     return Footprint(owner, stage, reused_tokens, shared)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
     """See the module. ``now`` of consecutive calls never falls; the driver alternates `start` and `finish`."""
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from mypy_extensions import mypyc_attr
+
 SharedRun = tuple[Hashable, int]
 """(content id, whole blocks of it): a stretch of a prompt that requests of any workflow may share.
 
@@ -94,6 +96,7 @@ class _Run:
                 self.held = max(holders) if holders else 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KVCache:
     """``num_blocks`` usable blocks of ``block_tokens`` tokens; with ``caching`` off nothing is ever hit.
 

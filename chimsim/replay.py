@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from mypy_extensions import mypyc_attr
 
 from calibration.rows import FinishedStage, PredictionInput
 from chimsim.config import Cluster, EngineSpec
@@ -190,6 +191,7 @@ class Call:
         self.state: Any = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class State:
     """An engine and what a replay knows of it; drivers add the engine itself."""
 
@@ -244,6 +246,7 @@ class _Codes(dict[str, int]):
         return code
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replay(ABC):
     """See the module. A driver subclasses it and gives it time and engines."""
 

@@ -41,6 +41,7 @@ from chimsim.replay import (
     schedule,
 )
 from chimsim.ticks import HORIZON_S, exact_not_before
+from chimsim.timer import Timer
 from policies import load_policy
 from policies.interface import Policy, PolicyError
 from traces import Trace, Workflow
@@ -117,16 +118,6 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-class _Timer(Event):
-    """Calls its handler at an instant. What SimPy's own `Timeout` is, with the handler there from the start."""
-
-    def __init__(self, env: Environment, handler: Callable[[Any], None], value: object) -> None:
-        self.env = env
-        self.callbacks = [handler]
-        self._value = value
-        self._ok = True
-
-
 class _Engine(State):
     __slots__ = ("down_s", "down_since", "engine", "wanted")
 
@@ -198,7 +189,7 @@ class _Simulation(Replay):
 
     def _at(self, instant: float, handler: Callable[[Any], None], value: object) -> None:
         env = self._env
-        env.schedule(_Timer(env, handler, value), NORMAL, instant - self._now)
+        env.schedule(Timer(env, handler, value), NORMAL, instant - self._now)
 
     def _on_engine(self, event: Event) -> None:
         state: _Engine = event._value
