@@ -40,9 +40,10 @@ class Columns:
     def __len__(self) -> int:
         return len(self._bytes) // self._type.itemsize
 
-    def rows(self) -> npt.NDArray[np.void]:
-        """All rows, their fields by name; nothing can be appended while they are in use."""
-        return np.frombuffer(self._bytes, dtype=self._type)
+    def take(self) -> npt.NDArray[np.void]:
+        """All rows, their fields by name; none is left here."""
+        rows, self._bytes = np.frombuffer(self._bytes, dtype=self._type), bytearray()
+        return rows
 
 
 _NUMPY_CODES = {"d": "f8", "q": "i8", "i": "i4", "h": "i2", "b": "i1"}
@@ -59,7 +60,7 @@ def frame_of(
     ``order`` names the column to sort by (its values are distinct). Integers of 4 bytes become 8 in the frame.
     """
     data: dict[str, Any] = {}
-    rows = columns.rows()
+    rows = columns.take()
     by = slice(None) if order is None else np.argsort(rows[order], kind="stable")
     for name in rows.dtype.names or ():
         values = rows[name][by]
