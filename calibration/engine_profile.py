@@ -172,6 +172,11 @@ class EngineProfile:
         """Whether a step depends on the longest context of the decodes, not on their total alone."""
         return any(any(table.skew) for table in (self.decode, self.mixed) if table is not None)
 
+    @cached_property
+    def _by_rows(self) -> list[float]:
+        """What the sequences of a step take, by their number."""
+        return [self._rows_s(rows) for rows in range(self.max_num_seqs + 1)]
+
     def _rows_s(self, rows: int) -> float:
         return self.sequence_s * rows if self.sequences is None else self.sequences.at(rows)
 
@@ -215,10 +220,11 @@ class EngineProfile:
                 base_s, context_s = self.chunk.at(tokens)
                 attention_s += base_s + context_s * context
             attention_s *= self.layers
-        step_tokens = n_decodes + prefill
-        by_tokens = self._by_tokens
+        step_tokens, rows = n_decodes + prefill, n_decodes + len(chunks)
+        by_tokens, by_rows = self._by_tokens, self._by_rows
         tokens_s = by_tokens[step_tokens] if step_tokens < len(by_tokens) else self._token_terms_s(step_tokens)
-        return tokens_s + self._rows_s(n_decodes + len(chunks)) + attention_s
+        rows_s = by_rows[rows] if rows < len(by_rows) else self._rows_s(rows)
+        return tokens_s + rows_s + attention_s
 
     def decode_s_per_token(self, batch: int, mean_context: float = 0.0) -> float:
         """Step time, hence time per output token of each sequence, of ``batch`` decodes.

@@ -21,7 +21,7 @@ class TrainingError(ValueError):
     """There is nothing to learn from, or a split that cannot be made; the message says what is needed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FinishedStage:
     """An earlier call of the workflow, as it went; ``model`` is the one that ran it."""
 
@@ -32,7 +32,7 @@ class FinishedStage:
     output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PredictionInput:
     """All that is known of a call before it starts. ``workflow_id`` is that of the trace.
 

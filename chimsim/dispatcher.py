@@ -17,7 +17,7 @@ from chimsim.waitqueue import PROMOTED, Standing, Waiting, WaitQueue, standing_o
 from policies.interface import ClusterView, Dispatch, EngineView, Policy, PolicyError, Priority, Progress, RequestView
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Start:
     """Start this request on the engine; tell `Dispatcher.progress` after ``check_after_tokens`` (0: never)."""
 

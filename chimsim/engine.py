@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from math import sqrt
 
+from mypy_extensions import mypyc_attr
+
 from chimsim.config import EngineSpec
 from chimsim.histogram import LogHistogram
 from chimsim.kvcache import Footprint, KVCache, SharedRun
@@ -85,8 +87,9 @@ def footprint_of(
 
     Raises ValueError when ``hash_block_tokens`` is not a multiple of ``block_tokens``.
     """
-    shared: list[SharedRun] = []
+    shared: tuple[SharedRun, ...] = ()
     if hash_ids:
+        runs: list[SharedRun] = []
         if hash_block_tokens % block_tokens:
             raise ValueError(
                 f"hash blocks of {hash_block_tokens} tokens do not divide into KV blocks of {block_tokens} tokens"
@@ -96,15 +99,17 @@ def footprint_of(
             blocks = min(left, hash_block_tokens) // block_tokens
             if blocks <= 0:
                 break
-            shared.append((hash_id, blocks))
+            runs.append((hash_id, blocks))
             left -= hash_block_tokens
+        shared = tuple(runs)
     elif shared_prefix is not None:
         blocks = min(shared_prefix[1], prompt_tokens) // block_tokens
         if blocks:
-            shared.append((shared_prefix[0], blocks))
-    return Footprint(owner, stage, reused_tokens, tuple(shared))
+            shared = ((shared_prefix[0], blocks),)
+    return Footprint(owner, stage, reused_tokens, shared)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Engine:
     """See the module. ``now`` of consecutive calls never falls; the driver alternates `start` and `finish`."""
 
@@ -144,11 +149,12 @@ class Engine:
         self._running: dict[int, EngineRequest] = {}  # in order of admission
         self._prefill: EngineRequest | None = None  # the one in mid-prefill, always the last admitted
         self._stops: list[tuple[int, int, EngineRequest]] = []  # (step, order of admission, request)
-        # The decodes together. A decode's phase is (computed - step) mod block, constant while it decodes.
+        # The decodes together; by (step - computed) mod block, which is constant while one decodes, their number:
+        # in every step those with its number mod block need a new block.
         self._decodes = 0
         self._measured = 0
         self._context = 0
-        self._phases = [0] * spec.block_tokens
+        self._takers = [0] * spec.block_tokens
         self._longest: list[tuple[int, int, EngineRequest]] = []  # (step - computed, order), kept if the profile asks
         # What is under way: ``_count`` steps, the first of which takes ``_first_s``; see `start`.
         self._count = 0
@@ -242,10 +248,11 @@ class Engine:
             else:
                 return None
             if taken:
-                self.end_at = now + self._duration_s(self._count)
+                count = self._count
+                self.end_at = end_at = now + (count * self._first_s + self._slope_s * (count * (count - 1) // 2))
                 if len(self._running) > self.max_running:
                     self.max_running = len(self._running)
-                return self.end_at
+                return end_at
 
     def cut(self, now: float) -> float:
         """End a stretch at the first step boundary that is not before ``now``; returns when that is."""
@@ -270,28 +277,29 @@ class Engine:
         skipped = self._skipped
         if skipped:
             self._set_aside(skipped)
+        kv = self.kv
         decodes = self._decodes
         if decodes:
-            need = self._blocks_for(count) - self._prepaid_blocks
+            # A step with prefill has its blocks from the start.
+            need = 0 if self._chunks else self._blocks_for(count) - self._prepaid_blocks
             if need:
-                self.kv.allocate(need)
+                kv.allocate(need)
             if self._measured:
                 self.itl.add_progression(self._first_s, self._slope_s, count, self._measured)
             self._context += decodes * count
             self.output_tokens += decodes * count
-        self._step += count
+        self._step = step = self._step + count
         if skipped or self._stalled:
             self._stalled = [request for request in self._stalled if request not in skipped]
             self._count_stalls()
             self._put_back(skipped)
             self._stalled = skipped
             self._skipped = []
-        used = self.kv.num_blocks - self.kv.free
+        used = kv.num_blocks - kv.free
         if used > self.peak_blocks:
             self.peak_blocks = used
         events: list[EngineRequest] = []
         stops = self._stops
-        step = self._step
         while stops and stops[0][0] <= step:
             stop_step, order, request = heappop(stops)
             if request.stop_step == stop_step and request.order == order:
@@ -325,12 +333,13 @@ class Engine:
     def _blocks_for(self, count: int) -> int:
         """Blocks that the decodes take in the next ``count`` steps."""
         block = self._block
-        cycles, rest = divmod(count, block)
-        need = cycles * self._decodes
-        phases = self._phases
-        for step in range(self._step, self._step + rest):
-            need += phases[-step % block]
-        return need
+        takers = self._takers
+        begin = self._step % block
+        end = begin + count
+        if end <= block:
+            return sum(takers[begin:end])
+        cycles, end = divmod(end - block, block)
+        return sum(takers[begin:]) + cycles * self._decodes + sum(takers[:end])
 
     def _steps_with(self, blocks: int, limit: int) -> int:
         """How many steps, at most ``limit``, the decodes can take with so many free blocks."""
@@ -339,9 +348,9 @@ class Engine:
         count = cycles * block
         if count >= limit:
             return limit
-        phases = self._phases
+        takers = self._takers
         while count < limit:
-            left -= phases[-(self._step + count) % block]
+            left -= takers[(self._step + count) % block]
             if left < 0:
                 return count
             count += 1
@@ -349,17 +358,20 @@ class Engine:
 
     def _start_decodes(self, now: float, prepaid_blocks: int) -> bool:
         stops = self._stops
-        while stops[0][2].stop_step != stops[0][0] or stops[0][2].order != stops[0][1]:
+        while True:
+            stop_step, order, request = stops[0]
+            if request.stop_step == stop_step and request.order == order:
+                break
             heappop(stops)
-        count = stops[0][0] - self._step
+        count = stop_step - self._step
+        decodes = self._decodes
         free = self.kv.free + prepaid_blocks
-        if free < self._decodes * (count // self._block + 1):
+        if free < decodes * (count // self._block + 1):
             count = self._steps_with(free, count)
             if not count:
                 return self._start_tight(now)
         self._prepaid_blocks = prepaid_blocks
         self._count = count
-        decodes = self._decodes
         slope_s = self._decode_slopes_s[decodes]
         if self._skewed:
             self._first_s = self._decode_step_s(decodes, self._context, self._excess())
@@ -391,7 +403,7 @@ class Engine:
     def _start_mixed(self, now: float) -> bool:
         """A step with prefill, if blocks do not run out for those that run; decodes alone if nobody fits."""
         kv = self.kv
-        need = self._phases[-self._step % self._block]
+        need = self._takers[self._step % self._block]
         budget = self._budget - self._decodes
         prefill = self._prefill
         if prefill is not None:
@@ -441,13 +453,13 @@ class Engine:
         """Admit waiting requests while slots, token budget and blocks last; the first that does not fit stops it."""
         kv = self.kv
         block = self._block
-        while budget > 0 and len(self._running) < self._slots:
-            if self._priority_order:
-                if not self._waiting_heap:
-                    return
-                request = self._waiting_heap[0][1]
-            elif self._waiting:
-                request = self._waiting[0]
+        running = self._running
+        waiting, heap = self._waiting, self._waiting_heap
+        while budget > 0 and len(running) < self._slots:
+            if waiting:
+                request = waiting[0]
+            elif heap:
+                request = heap[0][1]
             else:
                 return
             footprint = request.footprint
@@ -455,25 +467,27 @@ class Engine:
             hits, free_hits = kv.lookup(footprint, known)
             if -(-known // block) - hits > kv.free - free_hits:
                 return
-            if self._priority_order:
-                heappop(self._waiting_heap)
+            if waiting:
+                waiting.popleft()
             else:
-                self._waiting.popleft()
+                heappop(heap)
             kv.admit(footprint, hits)
-            request.computed = hits * block
-            chunk = min(known - request.computed, budget)
-            new_blocks = -(-(request.computed + chunk) // block) - hits
+            request.computed = cached = hits * block
+            chunk = known - cached
+            if chunk > budget:
+                chunk = budget
+            new_blocks = -(-(cached + chunk) // block) - hits
             if new_blocks:
                 kv.allocate(new_blocks)
                 footprint.blocks += new_blocks
             budget -= chunk
-            self.cached_tokens += request.computed
+            self.cached_tokens += cached
             if request.admitted_at < 0.0:
                 request.admitted_at = now
-                request.cached_tokens = request.computed
+                request.cached_tokens = cached
             self._orders += 1
             request.order = self._orders
-            self._running[request.request_id] = request
+            running[request.request_id] = request
             self._schedule_chunk(request, chunk, chunks)
 
     def _start_tight(self, now: float) -> bool:
@@ -563,8 +577,8 @@ class Engine:
         del self._running[request.request_id]
         footprint = request.footprint
         if request.decoding:
-            request.produced = request.offset + self._step
-            computed = request.prompt_tokens + request.produced - 1
+            request.produced = produced = request.offset + self._step
+            computed = request.prompt_tokens + produced - 1
             self._leave_decodes(request, computed)
             footprint.blocks = -(-computed // self._block) + new_blocks
             request.decoding = False
@@ -582,14 +596,14 @@ class Engine:
     def _leave_decodes(self, request: EngineRequest, computed: int) -> None:
         self._decodes -= 1
         self._context -= computed
-        self._phases[(computed - self._step) % self._block] -= 1
+        self._takers[(self._step - computed) % self._block] -= 1
         if request.measured:
             self._measured -= 1
 
     def _join_decodes(self, request: EngineRequest, computed: int) -> None:
         self._decodes += 1
         self._context += computed
-        self._phases[(computed - self._step) % self._block] += 1
+        self._takers[(self._step - computed) % self._block] += 1
         if self._skewed:
             longest = self._longest
             if len(longest) > 4 * self._slots + 64:  # those who left sink in it: keep it as small as the batch

@@ -43,9 +43,15 @@ class LogHistogram:
 
     def add_progression(self, first_s: float, step_s: float, count: int, weight: float) -> None:
         """Count ``first_s + i * step_s`` for i in 0 .. count - 1, each with ``weight``; ``step_s`` >= 0."""
-        self.sum_s += (count * first_s + step_s * (count * (count - 1) // 2)) * weight
         bin_ = bisect_right(_EDGES, first_s)
-        last = bisect_right(_EDGES, first_s + step_s * (count - 1))
+        if count == 1:
+            self.sum_s += first_s * weight
+            self.weights[bin_] += weight
+            return
+        self.sum_s += (count * first_s + step_s * (count * (count - 1) // 2)) * weight
+        last_s = first_s + step_s * (count - 1)
+        # Most stretches stay within a bin: look there first.
+        last = bin_ if bin_ < NUM_BINS and last_s < _EDGES[bin_] else bisect_right(_EDGES, last_s)
         done = 0
         while bin_ < last:
             edge = _EDGES[bin_]

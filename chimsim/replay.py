@@ -16,13 +16,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from mypy_extensions import mypyc_attr
 
 from calibration.rows import FinishedStage, PredictionInput
 from chimsim.config import Cluster, EngineSpec
 from chimsim.dispatcher import Dispatcher, Outcome, Start
 from chimsim.errors import ChimsimError
 from chimsim.histogram import LogHistogram
-from chimsim.idle import fit, idle_latency_s, oversize_message
+from chimsim.idle import idle_latency_s, longest_sequence, oversize_message
 from chimsim.layout import Layout
 from chimsim.predictors import Predictor
 from chimsim.records import Columns, RunResult, frame_of
@@ -190,16 +191,22 @@ class Call:
         self.state: Any = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class State:
     """An engine and what a replay knows of it; drivers add the engine itself."""
 
-    __slots__ = ("healthy", "index", "model", "name", "next_sample_at", "requests", "spec", "touched", "yields")
+    __slots__ = (
+        "healthy", "index", "longest_tokens", "model", "model_code", "name", "next_sample_at", "requests", "spec",
+        "touched", "yields",
+    )  # fmt: skip
 
     def __init__(self, index: int, spec: EngineSpec) -> None:
         self.index = index
         self.spec = spec
         self.name = spec.name
         self.model = spec.model
+        self.model_code = 0  # its number among the cluster's models
+        self.longest_tokens = longest_sequence(spec)
         self.healthy = True
         self.touched = False
         self.next_sample_at = 0.0
@@ -215,20 +222,20 @@ class Happening(Protocol):
 
 
 REQUEST_COLUMNS = {
-    "request_id": "q", "workflow": "q", "workflow_id": "l", "stage": "b", "stage_name": "h", "engine": "h",
-    "model": "h", "prompt_tokens": "l", "cached_tokens": "l", "output_tokens": "l", "ready_at": "d",
+    "request_id": "i", "workflow": "i", "workflow_id": "i", "stage": "h", "stage_name": "h", "engine": "h",
+    "model": "h", "prompt_tokens": "i", "cached_tokens": "i", "output_tokens": "i", "ready_at": "d",
     "enqueued_at": "d", "admitted_at": "d", "first_token_at": "d", "finished_at": "d", "service_s": "d",
-    "preemptions": "l", "yields": "l", "promotions": "l", "longest_wait_s": "d", "status": "b", "measured": "b",
+    "preemptions": "i", "yields": "i", "promotions": "i", "longest_wait_s": "d", "status": "b", "measured": "b",
 }  # fmt: skip
-RETRY_COLUMNS = {"retries": "b", "lost_tokens": "l", "lost_s": "d"}
+RETRY_COLUMNS = {"retries": "b", "lost_tokens": "q", "lost_s": "d"}
 """More columns of the requests, where engines may fail."""
 WORKFLOW_COLUMNS = {
-    "workflow": "q", "workflow_id": "l", "source_id": "l", "workload": "h", "arrived_at": "d", "finished_at": "d",
+    "workflow": "i", "workflow_id": "i", "source_id": "i", "workload": "h", "arrived_at": "d", "finished_at": "d",
     "latency_s": "d", "stages": "h", "prompt_tokens": "q", "output_tokens": "q", "queue_time_s": "d",
     "idle_latency_s": "d", "slowdown": "d", "solved": "d", "model": "h", "mixed_models": "b", "status": "b",
     "measured": "b",
 }  # fmt: skip
-TIMELINE_COLUMNS = {"engine": "h", "time_s": "d", "running": "l", "waiting": "l", "kv_used_fraction": "d"}
+TIMELINE_COLUMNS = {"engine": "h", "time_s": "d", "running": "i", "waiting": "i", "kv_used_fraction": "d"}
 
 
 class _Codes(dict[str, int]):
@@ -239,6 +246,7 @@ class _Codes(dict[str, int]):
         return code
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Replay(ABC):
     """See the module. A driver subclasses it and gives it time and engines."""
 
@@ -259,6 +267,8 @@ class Replay(ABC):
         self._by_name = {state.name: state for state in self._states}
         self._models = cluster.models
         self._model_codes = {model: code for code, model in enumerate(self._models)}
+        for state in self._states:
+            state.model_code = self._model_codes[state.model]
         views = [view_of(spec) for spec in specs]
         self._dispatcher = Dispatcher(policy, views, look_ahead=look_ahead, queue_in_engine=self._in_engine)
         self._preemptive = policy.preemptive and not self._in_engine
@@ -449,12 +459,11 @@ class Replay(ABC):
                     self._begin_stage(now, job, index)
         if state not in job.engines:
             job.engines.append(state)
-        spec = state.spec
         output_tokens = stage.output_tokens
-        room = fit(spec, stage.prompt_tokens, output_tokens)
+        room = state.longest_tokens - stage.prompt_tokens
         if room < output_tokens:
             if self._oversize == "error":
-                raise ChimsimError(oversize_message(job.workflow_id, call.index, stage, spec))
+                raise ChimsimError(oversize_message(job.workflow_id, call.index, stage, state.spec))
             if self._oversize == "reject" or room < 1:
                 self._abandon(now, call, REJECTED)
                 return
@@ -513,7 +522,7 @@ class Replay(ABC):
     def _sample(self, now: float, state: State, running: int, waiting: int, kv_used_fraction: float) -> None:
         state.next_sample_at = now + SAMPLE_S
         waiting += self._dispatcher.waiting(state.name)
-        self._timeline.append((state.index, now, running, waiting, kv_used_fraction))
+        self._timeline.append(state.index, now, running, waiting, kv_used_fraction)
 
     def _complete(self, now: float, call: Call) -> None:
         job = call.job
@@ -609,13 +618,11 @@ class Replay(ABC):
         state = call.state
         retries = (call.retries, call.lost_tokens, call.enqueued_at - call.sent_at) if self._failing else ()
         self._requests.append(
-            (
-                call.request_id, job.row, job.row, call.index, self._stage_codes[call.stage.name], state.index,
-                self._model_codes[state.model], request.prompt_tokens, request.cached_tokens, request.output_tokens,
-                call.ready_at, call.enqueued_at, request.admitted_at, first_token_at, now, outcome.service_s,
-                request.preemptions, call.yields, outcome.promotions, outcome.longest_wait_s, status, job.measured,
-                *retries,
-            )
+            call.request_id, job.row, job.row, call.index, self._stage_codes[call.stage.name], state.index,
+            state.model_code, request.prompt_tokens, request.cached_tokens, request.output_tokens,
+            call.ready_at, call.enqueued_at, request.admitted_at, first_token_at, now, outcome.service_s,
+            request.preemptions, call.yields, outcome.promotions, outcome.longest_wait_s, status, job.measured,
+            *retries,
         )  # fmt: skip
 
     def _finish(self, now: float, job: Job) -> None:
@@ -633,12 +640,10 @@ class Replay(ABC):
             if label is not None:
                 solved = 0.0
         self._workflows.append(
-            (
-                job.row, job.row, self._source_codes[job.source.workflow_id],
-                self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, len(job.finished),
-                job.prompt_tokens, job.output_tokens, job.queue_time_s, idle_s, slowdown, solved,
-                self._model_codes[job.model], job.mixed, job.status, job.measured,
-            )
+            job.row, job.row, self._source_codes[job.source.workflow_id],
+            self._workload_codes[job.source.workload], job.arrived_at, finished_at, latency_s, len(job.finished),
+            job.prompt_tokens, job.output_tokens, job.queue_time_s, idle_s, slowdown, solved,
+            self._model_codes[job.model], job.mixed, job.status, job.measured,
         )  # fmt: skip
 
     def _idle_latency_s(self, job: Job) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from simpy import Environment
-from simpy.events import Event
+from simpy.events import NORMAL, Event
 
 from chimsim.config import Cluster, EngineSpec
 from chimsim.dispatcher import Start
@@ -41,6 +41,7 @@ from chimsim.replay import (
     schedule,
 )
 from chimsim.ticks import HORIZON_S, exact_not_before
+from chimsim.timer import Timer
 from policies import load_policy
 from policies.interface import Policy, PolicyError
 from traces import Trace, Workflow
@@ -149,6 +150,7 @@ class _Simulation(Replay):
     ) -> None:
         self._engine_class = engine_class
         self._env = Environment()
+        self._now = 0.0
         self._due: list[_Engine] = []
         self._hop_s = exact_not_before(hop_s)
         self._on_way: dict[int, object] = {}
@@ -163,16 +165,18 @@ class _Simulation(Replay):
             self._at(spell.begin_s, self._on_turn, (spell, True))
             if spell.end_s < inf:
                 self._at(spell.end_s, self._on_turn, (spell, False))
-        env = self._env
-        now = 0.0
+        step, peek, settle = self._env.step, self._env.peek, self._settle
+        now, instant = 0.0, peek()
         # Spells that come after the last workflow are of no run.
-        while (instant := env.peek()) != inf and not (self._spells and len(self._workflows) == len(order)):
-            now = instant
+        while instant != inf and not (self._spells and len(self._workflows) == len(order)):
+            self._now = now = instant
             if now >= HORIZON_S:
                 raise ChimsimError(f"the run is longer than {HORIZON_S / 86400:.2g} days of simulated time")
-            while env.peek() == now:
-                env.step()
-            self._settle(now)
+            while instant == now:
+                step()
+                instant = peek()
+            settle(now)
+            instant = peek()
         if self._calls:
             raise RuntimeError(f"{len(self._calls)} requests never finished")
         itl = LogHistogram()
@@ -184,36 +188,32 @@ class _Simulation(Replay):
         return _Engine(index, spec, self._engine_class(spec))
 
     def _at(self, instant: float, handler: Callable[[Any], None], value: object) -> None:
-        event = Event(self._env)
-        event._ok = True
-        event._value = value
-        event.callbacks = [handler]
-        self._env.schedule(event, delay=instant - self._env.now)
+        env = self._env
+        env.schedule(Timer(env, handler, value), NORMAL, instant - self._now)
 
     def _on_engine(self, event: Event) -> None:
-        state = cast(_Engine, event.value)
-        if state.engine.end_at == self._env.now and state not in self._due:
+        state: _Engine = event._value
+        # Not if the stretch was cut meanwhile.
+        if state.engine.end_at == self._now and state not in self._due:
             self._due.append(state)
 
     def _engines_ended(self, now: float) -> None:
         due = self._due
         if due:
-            self._steps_ended(now, due)
+            if len(due) > 1:
+                due.sort(key=index_of)
+            calls = self._calls
+            for state in due:
+                self._touch(state)
+                for request in state.engine.finish():
+                    call = calls[request.request_id]
+                    if request.produced >= request.output_tokens:
+                        self._complete(now, call)
+                    else:
+                        self._check(now, call)
+            due.clear()
         if self._turned:
             self._take_turns(now)
-
-    def _steps_ended(self, now: float, due: list[_Engine]) -> None:
-        if len(due) > 1:
-            due.sort(key=index_of)
-        for state in due:
-            self._touch(state)
-            for request in state.engine.finish():
-                call = self._calls[request.request_id]
-                if request.produced >= request.output_tokens:
-                    self._complete(now, call)
-                else:
-                    self._check(now, call)
-        due.clear()
 
     def _on_turn(self, event: Event) -> None:
         self._turned.append(cast(tuple[Spell, bool], event.value))
@@ -281,7 +281,7 @@ class _Simulation(Replay):
         if not self._hop_s:
             return state.engine.submit(request)
         sent = self._on_way[request.request_id] = object()
-        self._at(self._env.now + self._hop_s, self._on_hop, (state, request, sent))
+        self._at(self._now + self._hop_s, self._on_hop, (state, request, sent))
         return False
 
     def _on_hop(self, event: Event) -> None:

@@ -72,7 +72,7 @@ def load_policy(name: str, **settings: object) -> Policy:
         PolicyError: no such policy or knob, or a value that is not allowed.
     """
     cls = policy_class(name)
-    known = {knob.name: knob for knob in knobs(cls)}
+    known = {knob.name: knob for knob in knobs(cls, texts=False)}
     values = {}
     for knob, value in settings.items():
         if knob not in known:

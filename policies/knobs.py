@@ -108,9 +108,9 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def knobs(policy: type) -> list[Knob]:
+def knobs(policy: type, *, texts: bool = True) -> list[Knob]:
     """The knobs of a policy class, in the order of its fields: name, type, default and one line of text."""
-    return list(_documented(policy))
+    return list(_documented(policy) if texts else _described(policy))
 
 
 def convert(owner: str, knob: Knob, value: object) -> object:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def is_chain(stages: Sequence[Stage]) -> bool:
     """Whether every stage waits for the one before it, and for no other."""
-    return all(stage.after is None for stage in stages)
+    return [stage.after for stage in stages].count(None) == len(stages)
 
 
 def parents(stages: Sequence[Stage], index: int) -> tuple[int, ...]:
