@@ -24,6 +24,7 @@ from chimsim.spec import ROUTERS, SHUFFLED, Scalar, Spec
 from policies import policy_class
 from policies.interface import Policy
 from traces import Trace, arrivals, load_trace
+from traces.columns import columns_of
 
 QRF = "qrf:"
 """Before the folder of a length model, among the length predictors."""
@@ -86,8 +87,8 @@ def label_leak(policy: str, feed: Feed) -> str | None:
 
 def training_overlap(feed: Feed, name: str) -> str | None:
     """A warning where a trace holds workflows that a saved model was trained on, or None."""
-    ids = {workflow.workflow_id for workflow in trace_named(name).workflows}
     for folder in feed.folders:
+        ids = columns_of(trace_named(name)).rows.keys()
         seen = len(ids & manifest_of(folder).trained_on)
         if seen:
             return (
@@ -192,7 +193,8 @@ def feed_for(axes: Mapping[str, Scalar], auto: str) -> Feed:
 
 def auto_router(trace: Trace, models: tuple[str, ...]) -> str:
     """``trace`` where every workflow has a recorded confidence for every model, else ``oracle``."""
-    complete = all(model in workflow.confidence for workflow in trace.workflows for model in models)
+    columns = columns_of(trace)
+    complete = not any(np.isnan(columns.runs(model).confidence).any() for model in models)
     return "trace" if complete else "oracle"
 
 
@@ -229,7 +231,8 @@ def _predictor(name: str, digest: str, models: tuple[str, ...], feed: Feed, seed
 
 def predictor_for(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> Predictor:
     """The predictor of a cell; equal ones are made once a process (their noise takes long to fit)."""
-    return _predictor(name, trace_named(name).digest, models, feed, seed)
+    drawn = feed.shuffled or isinstance(feed.router, float) or (isinstance(feed.lengths, float) and feed.lengths > 0)
+    return _predictor(name, trace_named(name).digest, models, feed, seed if drawn else 0)
 
 
 def check_feed(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> None:
@@ -241,18 +244,28 @@ def check_feed(feed: Feed, name: str, models: tuple[str, ...], seed: int) -> Non
     trace = trace_named(name)
     if isinstance(feed.router, float):
         predictor_for(feed, name, models, seed)
-    for workflow in trace.workflows:
-        for model in models:
-            if feed.router == "trace" and model not in workflow.confidence:
-                raise ChimsimError(
-                    f"router trace: workflow {workflow.workflow_id} of {trace.name} has no confidence "
-                    f"for {model}; use router oracle or none"
-                )
-            if feed.router != "trace" and workflow.runs[model].solved is None:
-                raise ChimsimError(
-                    f"router {feed.router}: workflow {workflow.workflow_id} of trace {trace.name} has no "
-                    f"label (solved) for {model}; a policy that reads confidence needs them"
-                )
+    columns = columns_of(trace)
+    recorded = feed.router == "trace"
+    known = [columns.runs(model).confidence if recorded else columns.runs(model).solved for model in models]
+    missing = _first(np.isnan(np.stack(known)))
+    if missing is None:
+        return
+    row, model = missing[0], models[missing[1]]
+    if recorded:
+        raise ChimsimError(
+            f"router trace: workflow {columns.ids[row]} of {trace.name} has no confidence "
+            f"for {model}; use router oracle or none"
+        )
+    raise ChimsimError(
+        f"router {feed.router}: workflow {columns.ids[row]} of trace {trace.name} has no "
+        f"label (solved) for {model}; a policy that reads confidence needs them"
+    )
+
+
+def _first(wrong: npt.NDArray[np.bool_]) -> tuple[int, int] | None:
+    """The first workflow for which something is wrong, and the first thing; shape (things, workflows)."""
+    rows = np.flatnonzero(wrong.any(axis=0))
+    return (int(rows[0]), int(wrong[:, rows[0]].argmax())) if len(rows) else None
 
 
 def make_cluster(
@@ -279,29 +292,36 @@ def in_engine(cluster: Cluster) -> Cluster:
 
 def check_trace(trace: Trace, cluster: Cluster, spec: Spec) -> None:
     """Refuse a trace that lacks a run of one of the cluster's models, or whose calls can never fit."""
-    models = cluster.models
-    for workflow in trace.workflows:
-        for model in models:
-            if model not in workflow.runs:
-                has = ", ".join(trace.models) or "none"
-                raise ChimsimError(
-                    f"trace {trace.name}: workflow {workflow.workflow_id} has no run of {model}, which "
-                    f"{cluster.name} needs (every workflow has: {has})"
-                )
+    models, columns = cluster.models, columns_of(trace)
+    missing = _first(~np.stack([columns.runs(model).present for model in models]))
+    if missing is not None:
+        has = ", ".join(trace.models) or "none"
+        raise ChimsimError(
+            f"trace {trace.name}: workflow {columns.ids[missing[0]]} has no run of {models[missing[1]]}, which "
+            f"{cluster.name} needs (every workflow has: {has})"
+        )
     for engine in cluster.engines:
-        for workflow in trace.workflows:
-            for index, stage in enumerate(workflow.runs[engine.model].stages):
-                if stage.hash_ids and stage.hash_block_tokens % engine.block_tokens:
-                    raise ChimsimError(
-                        f"trace {trace.name}: workflow {workflow.workflow_id}, stage {index}: hash_block_tokens is "
-                        f"{stage.hash_block_tokens}; expected a multiple of the {engine.block_tokens} tokens of a KV "
-                        f"block of engine {engine.name}"
-                    )
-                room = fit(engine, stage.prompt_tokens, stage.output_tokens)
-                if spec.oversize == "error" and room < stage.output_tokens:
-                    raise ChimsimError(
-                        f"trace {trace.name}: {oversize_message(workflow.workflow_id, index, stage, engine)}"
-                    )
+        runs = columns.runs(engine.model)
+        # As `fit`: what may be wrong is looked at closely.
+        longest = min(engine.max_model_len, (engine.num_kv_blocks - 1) * engine.block_tokens + 1)
+        wrong = runs.hash_block_tokens % engine.block_tokens > 0
+        if spec.oversize == "error":
+            wrong |= runs.prompt_tokens + runs.output_tokens > longest
+        for at in np.flatnonzero(wrong).tolist():
+            row = int(np.searchsorted(runs.starts, at, "right")) - 1
+            index = at - int(runs.starts[row])
+            workflow = trace.workflows[row]
+            stage = workflow.runs[engine.model].stages[index]
+            if stage.hash_ids and stage.hash_block_tokens % engine.block_tokens:
+                raise ChimsimError(
+                    f"trace {trace.name}: workflow {workflow.workflow_id}, stage {index}: hash_block_tokens is "
+                    f"{stage.hash_block_tokens}; expected a multiple of the {engine.block_tokens} tokens of a KV "
+                    f"block of engine {engine.name}"
+                )
+            if fit(engine, stage.prompt_tokens, stage.output_tokens) < stage.output_tokens:
+                raise ChimsimError(
+                    f"trace {trace.name}: {oversize_message(workflow.workflow_id, index, stage, engine)}"
+                )
 
 
 def check_arrivals(kind: str, trace: Trace, spec: Spec) -> None:

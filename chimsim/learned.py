@@ -24,6 +24,7 @@ from chimsim.errors import ChimsimError, near
 from chimsim.predictors import TracePredictor
 from policies.interface import Prediction
 from traces import Trace, Workflow
+from traces.columns import columns_of
 
 if TYPE_CHECKING:
     from calibration.length_model import LengthModel
@@ -68,9 +69,10 @@ class LearnedPredictor:
 
         self.router_s = base.router_s
         self.predictor_s = base.predictor_s
+        self.reads_prompts = lengths is not None or rank is not None
         self._base = base
         self._models = tuple(models)
-        self._first = {w.workflow_id: i for i, w in enumerate(trace.workflows)}
+        self._first = columns_of(trace).rows
         self._length = load_length(lengths) if lengths is not None else None
         self._rank = load_rank(rank) if rank is not None else None
         for folder, known in ((lengths, self._length), (rank, self._rank)):

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite, nan
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,9 @@ from calibration.rows import PredictionInput
 from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError, near
 from policies.interface import Prediction
-from traces.graph import ancestors, is_chain
-from traces.schema import Trace
+from traces.columns import RunColumns, columns_of
+from traces.graph import ancestors
+from traces.schema import Stage, Trace
 
 ROUTERS = ("trace", "oracle", "none", "noisy")
 """Sources of confidence: recorded in the trace, the label, each model's solved rate, the label with noise."""
@@ -46,11 +47,13 @@ class ShuffledRouter:
 
     def __init__(self, trace: Trace, base: Predictor, seed: int) -> None:
         self.router_s, self.predictor_s = base.router_s, base.predictor_s
+        self.reads_prompts = getattr(base, "reads_prompts", True)
         self._base = base
         self._other: dict[str, str] = {}
         of_workload: dict[str, list[str]] = {}
-        for workflow in trace.workflows:
-            of_workload.setdefault(workflow.workload, []).append(workflow.workflow_id)
+        columns = columns_of(trace)
+        for workload, workflow_id in zip(columns.workloads, columns.ids, strict=True):
+            of_workload.setdefault(workload, []).append(workflow_id)
         rng = np.random.default_rng(seed)
         for _, ids in sorted(of_workload.items()):
             self._other.update(zip(ids, rng.permutation(ids).tolist(), strict=True))
@@ -79,9 +82,9 @@ class _Unknown(Mapping[str, float]):
         return 0
 
 
-_Table = tuple[str, "array[int]", "array[float]", "array[float]", "array[float]", "dict[int, _Graph]"]
+_Table = tuple[str, "array[int]", "array[float]", "array[float]", "array[float]", "_Graphs | None"]
 """Of one model: its name, where each workflow's stages start, the stages' own and remaining tokens, the workflows'
-confidence (NaN: none), and by row those that are graphs. Remaining are the tokens of all stages but the ancestors."""
+confidence (NaN: none), and those that are graphs, if any. Remaining are the tokens of all stages but the ancestors."""
 
 
 class _Graph(NamedTuple):
@@ -91,8 +94,39 @@ class _Graph(NamedTuple):
     ancestors: list[frozenset[int]]
 
 
+class _Graphs:
+    """The runs on one model that are graphs."""
+
+    def __init__(self, runs: RunColumns) -> None:
+        self._runs = runs
+        shapes = [[Stage("", 1, 1, after=after) for after in shape] for shape in runs.afters]
+        self._ancestors = [ancestors(stages) for stages in shapes]
+        self._shapes = np.full(len(runs.solved), -1)
+        self._shapes[runs.graphs] = runs.shapes
+
+    def of(self, row: int) -> _Graph | None:
+        """The run of a workflow, None for chains."""
+        shape = self._shapes.item(row)
+        if shape < 0:
+            return None
+        first, end = self._runs.starts[row : row + 2].tolist()
+        return _Graph(tuple(self._runs.output_tokens[first:end].tolist()), self._ancestors[shape])
+
+    def correct(self, left: npt.NDArray[np.int64]) -> None:
+        """Put `_left` where ``left`` is as if all were chains."""
+        order = np.argsort(self._runs.shapes, kind="stable")
+        bounds = np.cumsum(np.bincount(self._runs.shapes))
+        for before, rows in zip(self._ancestors, np.split(self._runs.graphs[order], bounds[:-1]), strict=True):
+            at = self._runs.starts[rows, None] + np.arange(len(before))
+            ahead = np.array([[stage not in done for done in before] for stage in range(len(before))], np.int64)
+            left[at] = self._runs.output_tokens[at].astype(np.int64) @ ahead
+
+
 class TracePredictor:
     """Predictions from the truth of a trace: exact, or as wrong as asked for. Made by `build_predictor`."""
+
+    reads_prompts = False
+    """whether ``PredictionInput.prompt`` matters; texts are most of a large trace, and need not be read"""
 
     def __init__(
         self,
@@ -111,7 +145,8 @@ class TracePredictor:
         self._router_map = router_map
         self._length_error = length_error
         self._seed = seed
-        self._rows = {workflow.workflow_id: row for row, workflow in enumerate(trace.workflows)}
+        self._columns = columns_of(trace)
+        self._rows = self._columns.rows
         self._models: dict[str, _Table] = {}
         self._tables: dict[tuple[str, ...], tuple[_Table, ...]] = {}
         self._refusals: dict[str, str] = {}
@@ -151,8 +186,8 @@ class TracePredictor:
             if at < starts[row + 1]:
                 stage_tokens[model] = own[at]
                 remaining_tokens[model] = left[at]
-                if row in graphs:
-                    remaining_tokens[model] *= _share_left(graphs[row], inputs)
+                if graphs is not None and (graph := graphs.of(row)) is not None:
+                    remaining_tokens[model] *= _share_left(graph, inputs)
             else:
                 stage_tokens[model] = remaining_tokens[model] = self._beyond(row, model)
             known[model] = q = sure[row]
@@ -200,32 +235,33 @@ class TracePredictor:
             )
         return f"router {self._router}: {who} has no label for model {model!r} (solved is null)"
 
-    def _lengths(self, model: str) -> tuple[array[int], array[float], array[float], dict[int, _Graph]]:
-        starts, own, left, names = array("q", [0]), array("d"), array("d"), []
-        graphs: dict[int, _Graph] = {}
-        for row, workflow in enumerate(self._trace.workflows):
-            run = workflow.runs.get(model)
-            outputs = [stage.output_tokens for stage in run.stages] if run else []
-            if run is not None and not is_chain(run.stages):
-                graphs[row] = _Graph(tuple(outputs), ancestors(run.stages))
-            ahead = sum(outputs)
-            for stage, tokens in enumerate(outputs):
-                own.append(tokens)
-                left.append(ahead if row not in graphs else _left(graphs[row], stage))
-                ahead -= tokens
-                if self._length_error:
-                    names.append(f"{workflow.workflow_id}\0{stage}")
-            starts.append(len(own))
-        if self._length_error and own:
+    def _lengths(self, model: str) -> tuple[array[int], array[float], array[float], _Graphs | None]:
+        runs = self._columns.runs(model)
+        tokens = runs.output_tokens.astype(np.int64)
+        before = np.concatenate(([0], np.cumsum(tokens)))
+        # Of the run, as if all were chains: what the trace holds up to its end, less what comes before the stage.
+        left = np.repeat(before[runs.starts[1:]], np.diff(runs.starts)) - before[:-1]
+        graphs = _Graphs(runs) if len(runs.graphs) else None
+        if graphs is not None:
+            graphs.correct(left)
+        own, remaining = tokens.astype(np.float64), left.astype(np.float64)
+        if self._length_error and len(own):
+            counts = np.diff(runs.starts).tolist()
+            names = (
+                f"{workflow_id}\0{stage}"
+                for workflow_id, count in zip(self._columns.ids, counts, strict=True)
+                for stage in range(count)
+            )
             z = noise(self._seed, f"length\0{model}", names)
-            own = _packed(noisy_lengths(np.array(own), z, self._length_error))
-            left = _packed(noisy_lengths(np.array(left), z, self._length_error))
-        return starts, own, left, graphs
+            own = noisy_lengths(own, z, self._length_error)
+            remaining = noisy_lengths(remaining, z, self._length_error)
+        return _packed(runs.starts, "q"), _packed(own), _packed(remaining), graphs
 
     def _confidence(self, model: str) -> array[float]:
+        runs = self._columns.runs(model)
         if self._router == "trace":
-            return array("d", (workflow.confidence.get(model, nan) for workflow in self._trace.workflows))
-        labels = np.array([_label(workflow.runs.get(model)) for workflow in self._trace.workflows], np.float64)
+            return _packed(runs.confidence)
+        labels = runs.solved
         labelled = ~np.isnan(labels)
         if self._router == "oracle":
             return _packed(labels)
@@ -244,7 +280,7 @@ class TracePredictor:
             return array("d", [nan]) * len(labels)
 
     def _solved_rates(self, labels: Floats, labelled: npt.NDArray[np.bool_]) -> array[float]:
-        workloads = np.array([workflow.workload for workflow in self._trace.workflows])
+        workloads = np.array(self._columns.workloads)
         rates = np.full(len(labels), nan)
         for workload in np.unique(workloads):
             mine = workloads == workload
@@ -253,8 +289,7 @@ class TracePredictor:
         return _packed(rates)
 
     def _noisy_confidence(self, model: str, labels: Floats, labelled: npt.NDArray[np.bool_]) -> array[float]:
-        names = [workflow.workflow_id for workflow in self._trace.workflows]
-        z = noise(self._seed, f"router\0{model}", names)
+        z = noise(self._seed, f"router\0{model}", self._columns.ids)
         confidence = np.full(len(labels), nan)
         assert self._router_map is not None
         try:
@@ -328,13 +363,8 @@ def _share_left(graph: _Graph, inputs: PredictionInput) -> float:
     return (most - sum(graph.tokens[index] for index in beside if index < len(graph.tokens))) / most
 
 
-def _label(run: object) -> float:
-    solved = getattr(run, "solved", None)
-    return nan if solved is None else float(solved)
-
-
-def _packed(values: Floats) -> array[float]:
+def _packed(values: npt.NDArray[Any], code: str = "d") -> array[Any]:
     # Indexing an array gives a plain float, several times faster than a NumPy scalar.
-    packed = array("d")
-    packed.frombytes(np.ascontiguousarray(values, np.float64).tobytes())
+    packed = array(code)
+    packed.frombytes(np.ascontiguousarray(values, packed.typecode).tobytes())
     return packed

@@ -11,6 +11,7 @@ from math import isfinite
 import numpy as np
 import numpy.typing as npt
 
+from traces.columns import columns_of
 from traces.schema import Trace, TraceError, Workflow
 
 Times = npt.NDArray[np.float64]
@@ -38,16 +39,20 @@ def gamma(n: int, rps: float, burstiness: float, rng: np.random.Generator) -> Ti
 
 def recorded(trace: Trace) -> Times:
     """The trace's own arrivals, sorted, shifted so that the first is 0; in the order of `by_arrival`."""
-    times: Times = np.array([_arrival(trace, workflow) for workflow in by_arrival(trace)])
+    times = np.sort(_arrivals_s(trace))
     times -= times[0]
     return times
 
 
 def by_arrival(trace: Trace) -> tuple[Workflow, ...]:
     """The workflows in order of their recorded arrival (equal ones in file order)."""
-    if not trace.workflows:
-        raise TraceError(f"trace {trace.name!r} has no workflows")
-    return tuple(sorted(trace.workflows, key=lambda workflow: _arrival(trace, workflow)))
+    return tuple(trace.workflows[row] for row in arrival_order(trace))
+
+
+def arrival_order(trace: Trace) -> list[int]:
+    """The numbers of the workflows in order of their recorded arrival (equal ones in file order)."""
+    order: list[int] = np.argsort(_arrivals_s(trace), kind="stable").tolist()
+    return order
 
 
 def borrowed(other: Trace, n: int, rps: float | None = None) -> Times:
@@ -73,10 +78,13 @@ def borrowed(other: Trace, n: int, rps: float | None = None) -> Times:
     return times
 
 
-def _arrival(trace: Trace, workflow: Workflow) -> float:
-    if workflow.arrival_s is None:
+def _arrivals_s(trace: Trace) -> Times:
+    if not trace.workflows:
+        raise TraceError(f"trace {trace.name!r} has no workflows")
+    times = columns_of(trace).arrivals_s
+    if times is None:
         raise TraceError(f"trace {trace.name!r} has no arrival times (arrival_s); give a rate (rps) instead")
-    return workflow.arrival_s
+    return times
 
 
 def _check(n: int, rps: float) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from traces.columns import columns_of
 from traces.schema import Trace
 
 
@@ -33,16 +34,15 @@ class ModelSummary:
 
 def summarize(trace: Trace) -> list[ModelSummary]:
     """One summary for each model that has runs, by name."""
-    models = sorted({model for workflow in trace.workflows for model in workflow.runs})
-    return [_summary(trace, model) for model in models]
+    return [_summary(trace, model) for model in columns_of(trace).models]
 
 
 def arrival_rate(trace: Trace) -> float | None:
     """Recorded workflows a second (gaps over the span), or None without arrivals or without a span."""
-    times = [workflow.arrival_s for workflow in trace.workflows if workflow.arrival_s is not None]
-    if len(times) < 2 or max(times) == min(times):
+    times = columns_of(trace).arrivals_s
+    if times is None or len(times) < 2 or times.max() == times.min():
         return None
-    return (len(times) - 1) / (max(times) - min(times))
+    return float((len(times) - 1) / (times.max() - times.min()))
 
 
 def _summary(trace: Trace, model: str) -> ModelSummary:

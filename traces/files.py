@@ -1,7 +1,7 @@
 """Trace files: JSON Lines, gzip or Parquet, by the name's ending; and the traces that ship with the package.
 
-Every line is checked as it is read; whatever is wrong is one `TraceError`. Files are written to a temporary
-name and renamed, so a reader never sees half of one.
+Every line is checked as it is read, but for Parquet files that are still what `write_trace` checked and wrote; whatever
+is wrong is one `TraceError`. Files are written to a temporary name and renamed, so a reader never sees half of one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from traces.parquet import read_rows, write_rows
+from traces.parquet import read_rows, seal, sealed_columns, write_workflows
 from traces.schema import Trace, TraceError, Workflow, check_together, near, to_dict, workflow_from_dict
+from traces.sealed import SealedWorkflows
 
 SHIPPED = ("apps", "maths")
 MAX_LINE_BYTES = 2**30
@@ -55,6 +56,14 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
         raise TraceError(f"limit: expected a positive integer, found {limit}")
     suffix = trace_suffix(path)
     check_file(path)
+    name = path.name[: -len(suffix)]
+    if suffix == ".parquet" and (sealed := sealed_columns(path)) is not None:
+        columns, digest = sealed
+        whole = SealedWorkflows(columns)
+        if limit is None or limit >= len(whole):
+            return Trace(name, whole, digest)
+        front = whole[:limit]
+        return Trace(name, front, digest_of(front))
     rows = read_rows(path, parse_json) if suffix == ".parquet" else _json_rows(path)
     workflows: list[Workflow] = []
     places: list[str] = []
@@ -64,7 +73,7 @@ def read_trace(path: str | Path, limit: int | None = None) -> Trace:
     if not workflows:
         raise TraceError(f"{path}: the file has no workflows")
     check_together(workflows, places)
-    return Trace(path.name[: -len(suffix)], tuple(workflows), digest_of(workflows))
+    return Trace(name, tuple(workflows), digest_of(workflows))
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:
@@ -75,24 +84,43 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     """
     path = Path(path)
     suffix = trace_suffix(path)
-    rows = [to_dict(workflow) for workflow in trace.workflows]
-    places = [f"workflow {number} of trace {trace.name!r}" for number in range(1, len(rows) + 1)]
-    if not rows:
+    if not trace.workflows:
         raise TraceError(f"{path}: a trace without workflows is not written")
-    check_together([workflow_from_dict(row, where) for row, where in zip(rows, places, strict=True)], places)
     if suffix == ".parquet":
-        replace_file(path, lambda temporary: write_rows(rows, temporary))
-    else:
-        replace_file(path, lambda temporary: write_lines(rows, temporary, compress=suffix == ".jsonl.gz"))
+        replace_file(path, lambda temporary: _write_parquet(trace, temporary))
+        return
+    rows = [to_dict(workflow) for workflow in trace.workflows]
+    places = _places(trace)
+    check_together([workflow_from_dict(row, where) for row, where in zip(rows, places, strict=True)], places)
+    replace_file(path, lambda temporary: write_lines(rows, temporary, compress=suffix == ".jsonl.gz"))
+
+
+def _write_parquet(trace: Trace, path: Path) -> None:
+    """Check and write some workflows at a time, so that a trace need not be in memory."""
+    digest = hashlib.sha256()
+    places = _places(trace)
+
+    def checked() -> Iterator[Workflow]:
+        for workflow, where in zip(trace.workflows, places, strict=True):
+            # What is read back, which may be put differently.
+            found = workflow_from_dict(to_dict(workflow), where)
+            digest.update(_canonical(found))
+            yield found
+
+    write_workflows(checked(), {model for workflow in trace.workflows for model in workflow.runs}, path)
+    check_together(trace.workflows, places)
+    seal(path, digest.hexdigest())
+
+
+def _places(trace: Trace) -> list[str]:
+    return [f"workflow {number} of trace {trace.name!r}" for number in range(1, len(trace.workflows) + 1)]
 
 
 def digest_of(workflows: Iterable[Workflow]) -> str:
     """SHA-256 (hex) over the workflows as canonical JSON lines: the same in every file format."""
     digest = hashlib.sha256()
-    encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
     for workflow in workflows:
-        digest.update(encode(to_dict(workflow)).encode())
-        digest.update(b"\n")
+        digest.update(_canonical(workflow))
     return digest.hexdigest()
 
 
@@ -207,6 +235,13 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise TraceError(f"{path}: cannot be written ({error.strerror or error})") from None
+
+
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+def _canonical(workflow: Workflow) -> bytes:
+    return _ENCODER.encode(to_dict(workflow)).encode() + b"\n"
 
 
 def _or(names: Sequence[str]) -> str:

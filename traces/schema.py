@@ -79,18 +79,20 @@ class Workflow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Workflows in file order. ``digest`` is the SHA-256 of the content (not of the compression)."""
+    """Workflows in file order, a tuple or what is like one. ``digest`` is the SHA-256 of the content in any format."""
 
     name: str
-    workflows: tuple[Workflow, ...]
+    workflows: Sequence[Workflow]
     digest: str = ""
+    _columns: object = field(default=None, init=False, repr=False, compare=False)
+    """kept by `traces.columns.columns_of`"""
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models that every workflow has a run of, by name."""
-        if not self.workflows:
-            return ()
-        return tuple(sorted(set.intersection(*(set(workflow.runs) for workflow in self.workflows))))
+        from traces.columns import columns_of
+
+        return columns_of(self).common_models()
 
 
 def near(name: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ from tests.chimsim.fuzzed import Kind, command
 from tests.chimsim.measured_runs import META, bench_result, made_run
 from tests.chimsim.small import small_trace
 from tests.mutations import Dump, csv_bytes, json_bytes, json_lines, toml_bytes
-from traces import write_trace
+from traces import Trace, TraceError, workflow_from_dict, write_trace
 from traces.files import load_trace
 from traces.parameters import load_parameters
 from traces.schema import to_dict
@@ -221,12 +222,14 @@ def _gzipped(draw: Random, tree: Any) -> bytes:
 
 
 def _parquet(draw: Random, tree: Any) -> bytes:
-    """As Parquet, its columns text, numbers or whatever Arrow makes of the values."""
+    """As Parquet, its columns text, numbers or whatever Arrow makes of the values; sealed, where it is a trace."""
+    if draw.random() < 0.3 and (data := _sealed(tree)) is not None:
+        return data
     rows = [row if isinstance(row, dict) else {"x": row} for row in (tree if isinstance(tree, list) else [tree])]
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         values = [row.get(name) for row in rows]
-        nested = name in ("runs", "confidence", "meta") and draw.random() < 0.9
+        nested = name in ("runs", "confidence", "meta") and draw.random() < 0.5
         texts = [None if value is None else json_bytes(draw, value).decode(errors="replace") for value in values]
         try:
             columns[name] = pa.array(texts if nested else values)
@@ -238,6 +241,17 @@ def _parquet(draw: Random, tree: Any) -> bytes:
     except (pa.ArrowException, UnicodeEncodeError):
         return b"PAR1"
     return sink.getvalue()
+
+
+def _sealed(tree: Any) -> bytes | None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "t.parquet")
+        try:
+            rows = tree if isinstance(tree, list) else [tree]
+            write_trace(Trace("t", tuple(workflow_from_dict(row, "t") for row in rows)), path)
+        except TraceError:
+            return None
+        return path.read_bytes()
 
 
 def _trace(draw: Random, path: Path, out: Path) -> None:

@@ -14,9 +14,10 @@ from chimsim.feeds import Feed, in_part, label_leak, predictor_for, trace_named
 from chimsim.grid import Cell, cells
 from chimsim.predictors import ShuffledRouter, build_predictor
 from chimsim.spec import spec_from
-from chimsim.sweeps import run_cell
+from chimsim.sweeps import run_cell, run_sweep
+from tests.chimsim.small import small_keys, small_trace, tree_bytes
 from tests.chimsim.test_predictors import MODELS, POPULATION, TINY, ask
-from traces import Trace, load_trace, write_trace
+from traces import Run, Stage, Trace, load_trace, write_trace
 
 
 def cells_of(**keys: Any) -> list[Cell]:
@@ -107,6 +108,55 @@ def test_a_shuffled_router_is_an_axis_of_its_own() -> None:
     assert run_cell(replace(plain, workflows=40))[1] != run_cell(replace(mixed, workflows=40))[1]
     with pytest.raises(ChimsimError, match=r"'tracee' is unknown.*did you mean 'trace'"):
         cells_of(router="shuffled:tracee")
+
+
+def test_the_format_of_a_trace_changes_no_byte_of_a_cell(tmp_path: Path) -> None:
+    found = []
+    for suffix in (".jsonl", ".parquet"):
+        write_trace(small_trace(20), tmp_path / f"small{suffix}")
+        run_sweep(spec_from(small_keys(str(tmp_path / f"small{suffix}"))), tmp_path / suffix)
+        found.append(tree_bytes(tmp_path / suffix / "cells"))
+    assert found[0] == found[1]
+    assert len(found[0]) > 20
+
+
+@pytest.mark.parametrize(
+    ("change", "keys", "said"),
+    [
+        ("untold", {"router": "trace"}, "workflow w002 of t has no confidence for Qwen2.5-1.5B"),
+        ("untold", {}, ""),
+        ("unlabelled", {"router": "oracle"}, "workflow w002 of trace t has no label (solved) for Qwen2.5-7B"),
+        ("missing", {}, "workflow w002 has no run of Qwen2.5-7B"),
+        ("long", {}, "workflow w002, stage 1 (late): 99999 prompt + 5 output tokens do not fit"),
+        ("long", {"oversize": "reject"}, ""),
+        ("hashed", {}, "workflow w002, stage 0: hash_block_tokens is 24; expected a multiple of the 16"),
+    ],
+)
+def test_what_a_run_cannot_do_with_a_trace_is_said_alike_of_every_format(
+    tmp_path: Path, change: str, keys: dict[str, Any], said: str
+) -> None:
+    workflows = list(small_trace(4).workflows)
+    small, large = (workflows[2].runs[model] for model in ("Qwen2.5-1.5B", "Qwen2.5-7B"))
+    changed = {
+        "unlabelled": {"Qwen2.5-1.5B": small, "Qwen2.5-7B": replace(large, solved=None)},
+        "missing": {"Qwen2.5-1.5B": small},
+        "long": {"Qwen2.5-1.5B": small, "Qwen2.5-7B": Run((*large.stages[:1], Stage("late", 99_999, 5)))},
+        "hashed": {"Qwen2.5-1.5B": Run((Stage("s", 24, 5, hash_ids=(1,), hash_block_tokens=24),)), "Qwen2.5-7B": large},
+    }.get(change, {"Qwen2.5-1.5B": small, "Qwen2.5-7B": large})
+    confidence = {} if change == "untold" else dict.fromkeys(changed, 0.5)
+    workflows[2] = replace(workflows[2], runs=changed, confidence=confidence)
+    messages = []
+    for suffix in (".jsonl", ".parquet"):
+        path = tmp_path / f"t{suffix}"
+        write_trace(Trace("t", tuple(workflows)), path)
+        try:
+            cells_of(trace=str(path), **keys)
+            messages.append("")
+        except ChimsimError as error:
+            messages.append(str(error))
+    assert messages[0] == messages[1]
+    assert said in messages[0]
+    assert bool(said) == bool(messages[0])
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from itertools import combinations, pairwise
 from math import exp, inf, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score
 
@@ -19,7 +20,11 @@ from chimsim.dials import Floats, noise, noisy_confidence, noisy_lengths
 from chimsim.errors import ChimsimError
 from chimsim.predictors import TracePredictor, build_predictor
 from policies.interface import Prediction
+from tests.chimsim.worlds import traces as drawn_traces
+from traces import read_trace, write_trace
+from traces.graph import ancestors
 from traces.schema import Run, Stage, Trace, Workflow
+from traces.sealed import SealedWorkflows
 
 MODELS = ("small", "large")
 
@@ -303,3 +308,21 @@ def test_average_precision_is_the_usual_one(rows: list[tuple[bool, float]]) -> N
         assert average_precision(labels, scores) == pytest.approx(average_precision_score(labels, scores))
     else:
         assert np.isnan(average_precision(labels, scores))
+
+
+@given(drawn_traces(), st.sampled_from([0.0, 0.3]))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_file_of_columns_is_predicted_as_its_workflows_are(tmp_path: Path, trace: Trace, error: float) -> None:
+    path = tmp_path / "t.parquet"
+    write_trace(trace, path)
+    sealed = read_trace(path)
+    assert isinstance(sealed.workflows, SealedWorkflows)
+    plain, columns = (build_predictor(t, router="oracle", length_error=error) for t in (trace, sealed))
+    for each in trace.workflows:
+        for model, lived in each.runs.items():
+            for index, before in enumerate(ancestors(lived.stages)):
+                answer = ask(columns, each.workflow_id, index, tuple(each.runs))
+                assert answer == ask(plain, each.workflow_id, index, tuple(each.runs))
+                if not error:
+                    left = [stage.output_tokens for i, stage in enumerate(lived.stages) if i not in before]
+                    assert answer.remaining_tokens[model] == sum(left)
