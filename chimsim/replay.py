@@ -9,6 +9,7 @@ that are ready are dispatched, then free slots are filled, then engines go on.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from math import inf, nan
 from typing import Any, Literal, Protocol
@@ -27,10 +28,11 @@ from chimsim.idle import idle_latency_s, longest_sequence, oversize_message
 from chimsim.layout import Layout
 from chimsim.predictors import Predictor
 from chimsim.records import Columns, RunResult, frame_of
-from chimsim.ticks import HORIZON_S, exact, exact_not_before
+from chimsim.ticks import HORIZON_S, exact_all, exact_not_before
 from policies.interface import EngineView, Policy, Prediction, RequestView
 from traces import Run, Stage, Trace, Workflow
 from traces import arrivals as arriving
+from traces.columns import columns_of
 from traces.graph import children, parents
 
 Oversize = Literal["error", "reject", "clip"]
@@ -54,8 +56,31 @@ def stream(seed: int, name: str) -> np.random.Generator:
 def default_router(trace: Trace) -> str:
     if all(workflow.confidence for workflow in trace.workflows):
         return "trace"
-    labelled = all(run.solved is not None for workflow in trace.workflows for run in workflow.runs.values())
+    columns = columns_of(trace)
+    labelled = not any(np.isnan(runs.solved[runs.present]).any() for runs in map(columns.runs, columns.models))
     return "oracle" if labelled else "none"
+
+
+class Order:
+    """Workflows in order of arrival, each with the number of its round through the trace; built when asked for.
+
+    ``picks`` are their numbers in the trace. A list of them would keep every run of a large trace in memory.
+    """
+
+    def __init__(self, workflows: Sequence[Workflow], picks: npt.NDArray[np.int64]) -> None:
+        self._workflows = workflows
+        self._picks = array("q", picks.tobytes())  # gives plain integers, faster than NumPy does
+
+    def __len__(self) -> int:
+        return len(self._picks)
+
+    @property
+    def comes_again(self) -> bool:
+        """Whether any workflow comes more than once."""
+        return len(self._picks) > len(self._workflows)
+
+    def __getitem__(self, row: int) -> tuple[Workflow, int]:
+        return self._workflows[self._picks[row]], row // len(self._workflows)
 
 
 def schedule(
@@ -66,8 +91,8 @@ def schedule(
     workflows: int | None,
     burstiness: float,
     shuffle: bool,
-) -> tuple[list[tuple[Workflow, int]], npt.NDArray[np.float64]]:
-    """The workflows in order of arrival, each with the number of its round, and when they arrive."""
+) -> tuple[Order, npt.NDArray[np.float64]]:
+    """The workflows in order of arrival, and when they arrive."""
     if not trace.workflows:
         raise ChimsimError(f"trace {trace.name!r} has no workflows")
     count = len(trace.workflows) if workflows is None else workflows
@@ -85,26 +110,22 @@ def schedule(
     elif rps is not None:
         times = arriving.gamma(count, rps, burstiness, stream(seed, "arrivals"))
     else:
-        recorded = arriving.by_arrival(trace)
+        recorded = np.array(arriving.arrival_order(trace), np.int64)
         if count > len(recorded):
             raise ChimsimError(
                 f"workflows: {count} asked for, but trace {trace.name!r} has {len(recorded)} recorded arrivals; "
                 "give a rate (rps) instead"
             )
-        return [(workflow, 0) for workflow in recorded[:count]], arriving.recorded(trace)[:count]
+        return Order(trace.workflows, recorded[:count]), arriving.recorded(trace)[:count]
     if not times[-1] < HORIZON_S:
         raise ChimsimError(
             f"arrivals: the last workflow comes after {times[-1]:.3g} s; expected at most the {HORIZON_S / 86400:.2g} "
             "days that a run may have (is rps too low?)"
         )
     draw = stream(seed, "workflow order")
-    order: list[tuple[Workflow, int]] = []
-    for round_ in range(-(-count // len(trace.workflows))):
-        picks: Iterable[int] = range(len(trace.workflows))
-        if shuffle:
-            picks = draw.permutation(len(trace.workflows)).tolist()
-        order.extend((trace.workflows[pick], round_) for pick in picks)
-    return order[:count], times
+    size = len(trace.workflows)
+    rounds = [draw.permutation(size) if shuffle else np.arange(size) for _ in range(-(-count // size))]
+    return Order(trace.workflows, np.concatenate(rounds)[:count].astype(np.int64)), times
 
 
 class Job:
@@ -273,6 +294,7 @@ class Replay(ABC):
         self._dispatcher = Dispatcher(policy, views, look_ahead=look_ahead, queue_in_engine=self._in_engine)
         self._preemptive = policy.preemptive and not self._in_engine
         self._predictor = predictor
+        self._reads_prompts = getattr(predictor, "reads_prompts", True)
         self._first_overhead_s = exact_not_before(predictor.router_s + predictor.predictor_s)
         self._overhead_s = exact_not_before(predictor.predictor_s)
         self._oversize = oversize
@@ -333,11 +355,11 @@ class Replay(ABC):
     def _forget(self, job: Job) -> None:
         """The workflow is over: what engines keep of it can go."""
 
-    def _begin(self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int) -> None:
+    def _begin(self, order: Order, times: npt.NDArray[np.float64], warmup: int) -> None:
         """Plan the first arrival."""
         self._order = order
         self._warmup = warmup
-        self._times = [exact(float(time)) for time in times]
+        self._times = array("d", exact_all(times).tobytes())
         self._row = 0
         self._at(self._times[0], self._on_arrival, None)
 
@@ -415,10 +437,11 @@ class Replay(ABC):
             self._skip(now, job, index)
             return
         stage = run.stages[index]
+        prompt = (stage.prompt or source.prompt) if self._reads_prompts else None
         prediction = self._predictor.predict(
             PredictionInput(
                 source.workflow_id, source.workload, index, stage.name, self._models, stage.prompt_tokens,
-                stage.system_tokens, stage.user_tokens, stage.prompt or source.prompt, job.finished,
+                stage.system_tokens, stage.user_tokens, prompt, job.finished,
             )
         )  # fmt: skip
         call = Call(self._next_id, job, index, now, prediction, stage)
@@ -653,8 +676,9 @@ class Replay(ABC):
         known = self._idle.get(key)
         if known is None:
             run = job.source.runs[job.model]
-            overheads_s = self._first_overhead_s, self._overhead_s
-            known = self._idle[key] = idle_latency_s(state.spec, run, *overheads_s)
+            known = idle_latency_s(state.spec, run, self._first_overhead_s, self._overhead_s)
+            if self._order.comes_again:
+                self._idle[key] = known
         return known
 
     def _result(self, engine_frame: pd.DataFrame, itl: LogHistogram) -> RunResult:

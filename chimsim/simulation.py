@@ -30,6 +30,7 @@ from chimsim.replay import (
     PROBE_S,
     Call,
     Job,
+    Order,
     Oversize,
     Queue,
     Replay,
@@ -44,7 +45,7 @@ from chimsim.ticks import HORIZON_S, exact_not_before
 from chimsim.timer import Timer
 from policies import load_policy
 from policies.interface import Policy, PolicyError
-from traces import Trace, Workflow
+from traces import Trace
 
 
 def simulate(
@@ -158,7 +159,7 @@ class _Simulation(Replay):
         self._turned: list[tuple[Spell, bool]] = []
         super().__init__(cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, bool(outages))
 
-    def run(self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int) -> RunResult:
+    def run(self, order: Order, times: npt.NDArray[np.float64], warmup: int) -> RunResult:
         """Everything from the first arrival to the last completion."""
         self._begin(order, times, warmup)
         for spell in self._spells:

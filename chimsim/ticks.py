@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from math import ceil
 
+import numpy as np
+import numpy.typing as npt
+
 TICKS_PER_S = 2.0**34
 HORIZON_S = 2.0**19
 """Beyond this sums stop being exact; a simulation that reaches it is refused."""
@@ -16,6 +19,11 @@ HORIZON_S = 2.0**19
 def exact(seconds: float) -> float:
     """The nearest multiple of a tick."""
     return round(seconds * TICKS_PER_S) / TICKS_PER_S
+
+
+def exact_all(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """`exact` of each."""
+    return np.rint(seconds * TICKS_PER_S) / TICKS_PER_S
 
 
 def exact_not_before(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The `chimsim trace` commands: describe, validate, import, export, generate and scale traces.
+"""The `chimsim trace` commands: describe, validate, import, export, generate, scale and convert traces.
 
 Tables and JSON go to stdout, remarks to stderr. Wrong input raises `traces.TraceError`, which the caller
 reports.
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from traces import Trace, TraceError, load_trace, write_trace
 from traces.arrivals import poisson
+from traces.columns import columns_of
 from traces.describe import ModelSummary, arrival_rate, summarize
 from traces.files import trace_suffix
 from traces.parameters import LAYOUTS, load_parameters
@@ -29,7 +30,9 @@ from traces.synthetic import generate
 from traces.writers import WRITERS, export_trace
 
 trace_app = typer.Typer(
-    help="Describe, check, import, export, generate and scale traces.", no_args_is_help=True, rich_markup_mode=None
+    help="Describe, check, import, export, generate, scale and convert traces.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 _TABLE_NOTE = """output: mean tokens of a whole workflow; median, p99, std: of the same
@@ -80,8 +83,9 @@ def validate(trace: Annotated[str, typer.Argument(help="A shipped trace or a tra
     Example: chimsim trace validate my.jsonl.gz
     """
     loaded = load_trace(trace)
-    calls = sum(len(run.stages) for workflow in loaded.workflows for run in workflow.runs.values())
-    models = sorted({model for workflow in loaded.workflows for model in workflow.runs})
+    columns = columns_of(loaded)
+    models = columns.models
+    calls = sum(int(columns.runs(model).starts[-1]) for model in models)
     timed = "with" if loaded.workflows[0].arrival_s is not None else "without"
     count = f"{len(loaded.workflows)} workflows, {calls} calls, {timed} arrival times"
     typer.echo(f"ok: {count}, models {', '.join(models)}")
@@ -206,6 +210,22 @@ def scale(
     made = scaled(replace(loaded, workflows=kept), lengths, max_output)
     write_trace(made, out)
     typer.echo(f"{out}: {len(made.workflows)} workflows, lengths x {lengths:g}, models {', '.join(made.models)}")
+
+
+@trace_app.command()
+def convert(
+    trace: Annotated[str, typer.Argument(help="A shipped trace or a trace file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace file: .jsonl, .jsonl.gz or .parquet.")],
+) -> None:
+    """Write a trace in another format: a large one is read fastest from Parquet.
+
+    Example: chimsim trace convert my.jsonl.gz -o my.parquet
+    """
+    trace_suffix(out)
+    _not_itself(Path(trace), out)
+    loaded = load_trace(trace)
+    write_trace(loaded, out)
+    typer.echo(f"{out}: {len(loaded.workflows)} workflows, sha256 {loaded.digest}")
 
 
 def _say(text: str) -> None:

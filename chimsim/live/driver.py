@@ -7,7 +7,7 @@ its requests sent again, elsewhere if it can be, and is left alone until it answ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -29,6 +29,7 @@ from chimsim.replay import (
     SAMPLE_S,
     Call,
     Job,
+    Order,
     Oversize,
     Queue,
     Replay,
@@ -36,7 +37,6 @@ from chimsim.replay import (
     engine_priority,
 )
 from policies.interface import Policy, PolicyError
-from traces import Workflow
 
 DOWN_S = 120.0
 """How long a call waits for an engine to come back when no other can serve it."""
@@ -190,9 +190,7 @@ class LiveReplay(Replay):
             state.port = ports(self, state.spec)
         self._preemptive = self._preemptive and all(state.port.slices for state in self._states)
 
-    async def run(
-        self, order: Sequence[tuple[Workflow, int]], times: npt.NDArray[np.float64], warmup: int
-    ) -> RunResult:
+    async def run(self, order: Order, times: npt.NDArray[np.float64], warmup: int) -> RunResult:
         """Everything from the first arrival to the last completion."""
         self._origin = self._loop.time()
         self._begin(order, times, warmup)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def test_wrong_options(trace: str, arguments: tuple[str, ...], error: type[Excep
 def test_traces_that_nothing_is_to_be_learned_from(tmp_path: Path) -> None:
     whole = words_trace(60)
 
-    def refused(name: str, workflows: tuple[Workflow, ...]) -> str:
+    def refused(name: str, workflows: Sequence[Workflow]) -> str:
         path = tmp_path / f"{name}.jsonl"
         write_trace(Trace(name, workflows), path)
         result = run("train", "--trace", str(path), "--out", str(tmp_path / "model"))

@@ -125,7 +125,17 @@ def test_the_examples_of_the_readme_are_traces() -> None:
     assert [len(workflow_from_dict(json.loads(example), "README").runs) for example in examples] == [2, 1]
 
 
-@pytest.mark.parametrize("command", [("scale", "--lengths", 0.5), ("export", "--format", "mooncake", "--rps", 1)])
+def test_a_trace_is_the_same_in_every_format(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "a.jsonl", [row("a", arrival_s=1), row("b", arrival_s=3)])
+    paths = [tmp_path / f"b{suffix}" for suffix in (".parquet", ".jsonl.gz", ".jsonl")]
+    said = [run("convert", before, "-o", path)[0] for before, path in zip([source, *paths], paths, strict=False)]
+    assert read_trace(paths[-1]).workflows == read_trace(source).workflows
+    assert {text.split(": ")[1] for text in said} == {f"2 workflows, sha256 {read_trace(source).digest}\n"}
+
+
+@pytest.mark.parametrize(
+    "command", [("convert",), ("scale", "--lengths", 0.5), ("export", "--format", "mooncake", "--rps", 1)]
+)
 def test_what_is_made_of_a_file_does_not_take_its_place(tmp_path: Path, command: tuple[object, ...]) -> None:
     path = tmp_path / "trace.jsonl"
     write_lines(path, [row()])

@@ -20,9 +20,9 @@ from chimsim.live.driver import Events, LiveReplay, LiveRequest
 from chimsim.live.prompts import LengthPrompts
 from chimsim.predictors import Predictor
 from chimsim.records import RunResult
-from chimsim.replay import Queue
+from chimsim.replay import Order, Queue
 from policies.interface import Policy
-from traces import Stage, Workflow
+from traces import Stage
 
 T = TypeVar("T")
 
@@ -200,7 +200,7 @@ def replay_virtually(
     cluster: Cluster,
     policy: Policy,
     predictor: Predictor,
-    order: Sequence[tuple[Workflow, int]],
+    order: Order,
     times: npt.NDArray[np.float64],
     *,
     queue: Queue = "dispatcher",
