@@ -25,7 +25,11 @@ def machine() -> dict[str, Any]:
 
 
 def version_of(checkout: Path) -> str:
-    """The commit of a checkout, with a + where files differ from it; "no commit" where there is none or no Git."""
+    """The commit of a checkout, with a + where files differ from it; "no commit" where there is none or no Git.
+
+    And whether it is compiled.
+    """
+    compiled = ", compiled" if any((checkout / "chimsim").glob("engine.*.[sp][oy]*")) else ""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(checkout), *arguments]
@@ -33,8 +37,8 @@ def version_of(checkout: Path) -> str:
 
     with suppress(OSError, subprocess.CalledProcessError):
         if Path(git("rev-parse", "--show-toplevel")) == checkout:
-            return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
-    return "no commit"
+            return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "") + compiled
+    return "no commit" + compiled
 
 
 def _cpu() -> str:

@@ -124,7 +124,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
 
     trace = load_trace(job["trace"])
     cluster = combo_cluster(job["combo"], max_batch_size=job["slots"])
-    predictor = build_predictor(trace, router="trace")
+    predictor = build_predictor(trace, router="trace", models=cluster.models)
     lengths = [len(workflow.runs[model].stages) for workflow in trace.workflows for model in cluster.models]
     workflows = max(1, round(job["calls"] * len(lengths) / sum(lengths)))
     if job["rps"] is None:

@@ -11,6 +11,7 @@ The names are loaded when they are first used, so that ``import chimsim`` stays 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "load_cluster", "load_trace", "simulate", "sweep"]
+__all__ = ["__version__", "compiled", "load_cluster", "load_trace", "simulate", "sweep"]
 
 _HOMES = {
     "load_cluster": "chimsim.config",
@@ -29,6 +30,12 @@ _HOMES = {
     "simulate": "chimsim.simulation",
     "sweep": "chimsim.sweeps",
 }
+
+
+def compiled() -> bool:
+    """Whether what every simulated call passes through was compiled when this package was built (docs/scale.md)."""
+    spec = find_spec("chimsim.engine")
+    return spec is not None and spec.origin is not None and not spec.origin.endswith(".py")
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import pytest
+
+import chimsim
 from chimsim.config import EngineSpec
 from chimsim.engine import EngineRequest
 from chimsim.histogram import LogHistogram
@@ -113,6 +116,9 @@ class Job:
     @property
     def known(self) -> int:
         return self.request.prompt_tokens + self.request.produced
+
+
+takes_any_engine = pytest.mark.skipif(chimsim.compiled(), reason="compiled code takes no engine but its own")
 
 
 class ReferenceEngine:

@@ -9,6 +9,7 @@ from calibration.curves import ChunkCurve, DecodeCurve, MixedGrid, RowCurve
 from calibration.profile import EngineProfile
 from chimsim.engine import Engine
 from chimsim.replay import Queue
+from tests.chimsim.reference import takes_any_engine
 from tests.chimsim.test_engine_reference import agree, both
 from tests.chimsim.worlds import cluster, engine, profile, slow_profile, traces
 from traces import Trace
@@ -29,6 +30,7 @@ def curved(model: str = "A") -> EngineProfile:
     )
 
 
+@takes_any_engine
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     trace=traces(),

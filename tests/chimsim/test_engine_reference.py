@@ -15,7 +15,7 @@ from chimsim.records import RunResult
 from chimsim.replay import Queue
 from chimsim.simulation import simulate
 from policies import load_policy
-from tests.chimsim.reference import ReferenceEngine
+from tests.chimsim.reference import ReferenceEngine, takes_any_engine
 from tests.chimsim.worlds import TrueLengths, cluster, engine, events, traces
 from traces import Trace
 
@@ -81,6 +81,7 @@ def agree(fast: RunResult, slow: RunResult) -> None:
     assert isclose(fast.itl.sum_s, slow.itl.sum_s, rel_tol=1e-9, abs_tol=1e-9)
 
 
+@takes_any_engine
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     trace=traces(),
@@ -117,6 +118,7 @@ def test_every_request_has_the_same_instants_as_step_by_step(
     agree(*both(trace, spec, name, knobs, look_ahead=look_ahead, overheads=overheads))
 
 
+@takes_any_engine
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     trace=traces(),

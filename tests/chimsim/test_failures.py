@@ -30,7 +30,7 @@ from chimsim.watch import Watch
 from policies import load_policy
 from policies.fcfs import Fcfs
 from policies.interface import ClusterView, Dispatch, PolicyError, RequestView
-from tests.chimsim.reference import ReferenceEngine
+from tests.chimsim.reference import ReferenceEngine, takes_any_engine
 from tests.chimsim.small import small_keys, tree_bytes, write_small
 from tests.chimsim.test_engine_reference import agree
 from tests.chimsim.worlds import (
@@ -165,6 +165,7 @@ def test_steps_of_a_slow_engine_take_so_much_longer() -> None:
     assert run(trace, spec, slow=["A=3x@1.5s-9s"]).requests["finished_at"].tolist() == [8.0]
 
 
+@takes_any_engine
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(
     trace=traces(),
