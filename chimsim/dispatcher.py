@@ -55,10 +55,12 @@ class _Request:
 class _Engine:
     """One engine's queue and slots. ``inside`` is sorted by standing, kept only for preemptive policies."""
 
-    __slots__ = ("count", "healthy", "inside", "queue", "slots", "total_wait_s", "view")
+    __slots__ = ("changed", "count", "healthy", "inside", "index", "queue", "slots", "total_wait_s", "view")
 
-    def __init__(self, view: EngineView, slots: float) -> None:
+    def __init__(self, index: int, view: EngineView, slots: float) -> None:
+        self.index = index
         self.view: EngineView = view
+        self.changed = True  # since its view was made
         self.slots = slots
         self.queue = WaitQueue()
         self.inside: list[tuple[Standing, int]] = []
@@ -97,35 +99,35 @@ class Dispatcher:
             raise ChimsimError("the cluster has no engine; expected at least one")
         self.policy = policy
         self._engines = {
-            view.name: _Engine(view, inf if queue_in_engine else view.max_batch_size + look_ahead)
-            for view in sorted(engines, key=lambda view: view.name)
+            view.name: _Engine(index, view, inf if queue_in_engine else view.max_batch_size + look_ahead)
+            for index, view in enumerate(sorted(engines, key=lambda view: view.name))
         }
-        self._states = list(self._engines.values())
+        self._changed = list(self._engines.values())
+        self._views = [state.view for state in self._changed]
         self._requests: dict[int, _Request] = {}
         self._queue_in_engine = queue_in_engine
         self._preemptive = policy.preemptive and not queue_in_engine
         self._cluster: ClusterView = ()
-        self._stale = True
 
     def cluster(self) -> ClusterView:
         """The engines as a policy sees them at this instant."""
-        if self._stale:
-            for state in self._states:
+        if self._changed:
+            for state in self._changed:
                 view = state.view
-                waiting = len(state.queue)
-                if view.running != state.count or view.waiting != waiting or view.healthy != state.healthy:
-                    state.view = EngineView(
-                        view.name, view.model, view.max_batch_size, view.decode_s_per_token,
-                        state.count, waiting, state.healthy,
-                    )  # fmt: skip
-            self._cluster = tuple(state.view for state in self._states)
-            self._stale = False
+                state.changed = False
+                self._views[state.index] = state.view = EngineView(
+                    view.name, view.model, view.max_batch_size, view.decode_s_per_token,
+                    state.count, len(state.queue), state.healthy,
+                )  # fmt: skip
+            self._changed.clear()
+            self._cluster = tuple(self._views)
         return self._cluster
 
     def set_health(self, engine: str, healthy: bool) -> None:
         """Mark an engine as serving or not; a policy is expected to avoid one that is not."""
-        self._engines[engine].healthy = healthy
-        self._stale = True
+        state = self._engines[engine]
+        state.healthy = healthy
+        self._note(state)
 
     def submit(self, now: float, view: RequestView, among: Container[str] | None = None) -> Dispatch:
         """Ask the policy where a ready stage goes, and queue it there; ``among`` are all engines that it may see.
@@ -232,7 +234,7 @@ class Dispatcher:
         request = self._requests.pop(request_id)
         if request.place is not None:
             request.engine.queue.remove(request.place)
-            self._stale = True
+            self._note(request.engine)
         else:
             self._release_slot(now, request)
         try:
@@ -261,6 +263,12 @@ class Dispatcher:
     def total_wait_s(self, engine: str) -> float:
         """Seconds that requests have spent in the engine's queue, summed over those that left it for a slot."""
         return self._engines[engine].total_wait_s
+
+    def _note(self, state: _Engine) -> None:
+        """The engine's view is no longer true."""
+        if not state.changed:
+            state.changed = True
+            self._changed.append(state)
 
     def _policy_name(self) -> str:
         return type(self.policy).__name__
@@ -293,7 +301,7 @@ class Dispatcher:
         request.promoted_left = 0
         request.enqueued_at = now
         request.place = request.engine.queue.push(request.view.request_id, request.standing, deadline_at)
-        self._stale = True
+        self._note(request.engine)
 
     def _start(self, now: float, state: _Engine, place: Waiting) -> Start:
         request = self._requests[place.request_id]
@@ -308,7 +316,7 @@ class Dispatcher:
             request.standing = PROMOTED
             request.promoted_left = request.promoted_tokens
         state.count += 1
-        self._stale = True
+        self._note(state)
         if self._preemptive:
             insort(state.inside, (request.standing, place.request_id))
         check = 0 if self._queue_in_engine else _sooner(request.check_left, request.promoted_left)
@@ -318,7 +326,7 @@ class Dispatcher:
         state = request.engine
         request.service_s += now - request.slot_at
         state.count -= 1
-        self._stale = True
+        self._note(state)
         if self._preemptive:
             entry = (request.standing, request.view.request_id)
             del state.inside[bisect_left(state.inside, entry)]

@@ -102,6 +102,8 @@ def _plain_hits(spec: EngineSpec, run: Run) -> list[int] | None:
     cached: dict[str, int] = {}  # blocks of shared prefixes
     before = -1, 0  # of the sequence before: blocks of its shared prefix, and of all of it
     found = []
+    if len(run.stages) == 1:
+        return [0]
     for stage in run.stages:
         if stage.hash_ids:
             return None

@@ -204,7 +204,7 @@ class KVCache:
         refs = print_.refs
         if refs is None or not self.caching:
             return
-        print_.registered = True
+        registered = True
         for index, (key, wanted) in enumerate(print_.shared):
             held = refs[index]
             if held == wanted:
@@ -212,7 +212,7 @@ class KVCache:
                 continue
             count = min(wanted, full_blocks)
             full_blocks -= count
-            print_.registered = False
+            registered = registered and count == wanted
             if held >= count:
                 continue
             run = self._runs.get(key)
@@ -224,6 +224,9 @@ class KVCache:
                 run.resident = count
                 run.hold(count)
                 refs[index] = count
+            else:
+                registered = False
+        print_.registered = registered
 
     def release(self, print_: Footprint, computed_tokens: int) -> None:
         """Give back all blocks; those that ``computed_tokens`` filled stay hittable, the last is evicted first."""

@@ -96,11 +96,11 @@ def simulate(
     check_names(spells, [cluster], "fail and slow")
     down = on_engines((spell for spell in spells if spell.down), cluster, "fail")
     slower = on_engines((spell for spell in spells if not spell.down), cluster, "slow")
-    driver = _Simulation(
-        cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class, hop_s, down, slower
-    )
     with _without_collector():
-        return driver.run(order, times, warmup)
+        # Nothing but the result is there when the collector comes back, and looks at all that is new.
+        return _Simulation(
+            cluster, policy, predictor, queue, look_ahead, oversize, log_decisions, engine_class, hop_s, down, slower
+        ).run(order, times, warmup)
 
 
 @contextmanager
