@@ -17,6 +17,7 @@ from rich.progress import MofNCompleteColumn, TextColumn
 from chimsim.capacity import Found, Job, key_of, search
 from chimsim.capacity_text import Row, against, capacity_text, groups
 from chimsim.errors import ChimsimError
+from chimsim.forecast import seconds
 from chimsim.grid import Cell, plan
 from chimsim.options import (
     ClusterOpt,
@@ -39,6 +40,7 @@ from chimsim.options import (
     WorkersOpt,
     WorkflowsOpt,
     given_options,
+    local_workers,
     resolve,
 )
 from chimsim.progress import progress_bar
@@ -46,11 +48,13 @@ from chimsim.results import digest, folder_lock, ordered_json_bytes, write_file
 from chimsim.slo import Goal, parse_slo
 from chimsim.spec import scalar_text
 from chimsim.sweeps import Interrupted
-from chimsim.workers import WorkerDied, run_jobs
+from chimsim.workers import WorkerDied, Workers, run_jobs
 
 RESULT = "capacity.json"
 _OWN = ("slo", "min_solved", "rps", "span", "tolerance", "max_gpus")
 LEAST_SPAN_S = 300.0
+RUNS_A_SEARCH = 12
+"""About; only to tell short work from long."""
 
 
 def capacity_command(
@@ -112,7 +116,7 @@ def capacity_command(
     jobs = [Job(cell, goal, tolerance, span_s, max_gpus if rps else 0) for cell in cells]
     asked = digest({"searches": sorted(key_of(job) for job in jobs)})
     _check_result(out, asked)
-    found = _run(jobs, resolved.workers, out)
+    found = _run(jobs, Workers(local_workers(resolved)), out)
     rows = _rows(jobs, found)
     result = _result(rows, goal, bool(rps))
     files: list[Path] = []
@@ -143,7 +147,7 @@ def _check_result(out: Path | None, asked: str) -> None:
         raise ChimsimError(f"{out} holds another capacity search; give another --out, or repeat that one's options")
 
 
-def _run(jobs: Sequence[Job], workers: int, out: Path | None) -> list[Found]:
+def _run(jobs: Sequence[Job], workers: Workers, out: Path | None) -> list[Found]:
     """The outcome of every job; those that the folder holds are not searched again."""
     if out is None:
         return _search(jobs, workers, None)
@@ -151,12 +155,13 @@ def _run(jobs: Sequence[Job], workers: int, out: Path | None) -> list[Found]:
         return _search(jobs, workers, out / "searches")
 
 
-def _search(jobs: Sequence[Job], workers: int, kept: Path | None) -> list[Found]:
+def _search(jobs: Sequence[Job], workers: Workers, kept: Path | None) -> list[Found]:
     found = [_kept(kept, job) for job in jobs]
     missing = [index for index, each in enumerate(found) if each is None]
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
-    outcomes = run_jobs(search, [jobs[index] for index in missing], workers)
+    work_s = RUNS_A_SEARCH * sum(seconds(jobs[index].cell) for index in missing)
+    outcomes = run_jobs(search, [jobs[index] for index in missing], workers, work_s=work_s)
     note = "" if kept is None else f"; what was found is kept in {kept.parent}, the same command goes on"
     try:
         with progress_bar(MofNCompleteColumn(), TextColumn("searches")) as update:
@@ -171,7 +176,7 @@ def _search(jobs: Sequence[Job], workers: int, kept: Path | None) -> list[Found]
                     update(len(jobs) - len(missing) + done, len(jobs), job.cell.title)
     except WorkerDied as died:
         title = jobs[missing[died.index]].cell.title
-        raise ChimsimError(f"a worker was killed ({died.cause}) in the search for {title}{note}") from None
+        raise ChimsimError(f"{died} in the search for {title}{note}") from None
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted{note}") from None
     finally:

@@ -37,8 +37,10 @@ from chimsim.live_run_cli import live_command
 from chimsim.measure_cli import register as add_measuring
 from chimsim.mock_cli import mock_engine_command
 from chimsim.options import (
+    AddressOpt,
     AheadOpt,
     ArrivalsOpt,
+    BackendOpt,
     BurstOpt,
     ClusterOpt,
     ComboOpt,
@@ -166,6 +168,8 @@ def sweep(
     slow: SlowOpt = None,
     goodput: GoodputOpt = None,
     workers: WorkersOpt = None,
+    backend: BackendOpt = None,
+    address: AddressOpt = None,
     out: Annotated[Path | None, typer.Option(help="Results folder; a started one is gone on with.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the grid and its size, run nothing.")] = False,
     figures: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw the frontier and the queues.")] = True,
@@ -177,9 +181,12 @@ def sweep(
     chimsim sweep --trace apps --combo qwen1.5b+7b --policy fcfs,stjf,chimera \\
         --rps 8,12 --tau 0,0.5,1,inf --slots 64 --seeds 3 --workers 2 --out results/x
     chimsim sweep experiments/fig5.toml --rps 16 --dry-run
+    chimsim sweep experiments/fig5.toml --backend ray --address auto --out results/first
+    chimsim sweep experiments/fig5.toml --backend dask --address tcp://10.0.0.1:8786 --out results/first
 
     Comma lists multiply; parameters that a policy does not have do not multiply its cells. Interrupted or
-    killed, the same command goes on where it stopped.
+    killed, the same command goes on where it stopped. A cell whose worker was killed is run again. The results
+    are the same bytes whoever runs the cells; ray and dask are extras, for clusters.
     """
     options = given_options(locals())
     resolved = resolve(spec, options)
@@ -191,9 +198,7 @@ def sweep(
         raise ChimsimError("--out is missing: the folder for the results, say --out results/first")
     _warn(planned[0])
     with _progress() as report:
-        results = run_sweep(
-            resolved, out, workers=resolved.workers, progress=report, command=command_line(), planned=planned
-        )
+        results = run_sweep(resolved, out, progress=report, command=command_line(), planned=planned)
     summary = results.summary
     typer.echo(summary_table(summary))
     for warning in warnings(summary):
@@ -389,7 +394,9 @@ def _progress() -> Iterator[Progress | None]:
         if update is None:
             yield None
         else:
-            yield lambda done, total, cell: update(done, total, cell.title if cell is not None else "")
+            yield lambda done, total, cell, forecast: update(
+                done, total, cell.title if cell is not None else "", forecast
+            )
 
 
 def _version(wanted: bool) -> None:

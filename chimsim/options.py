@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from chimsim.errors import ChimsimError
 from chimsim.results import Results
 from chimsim.spec import Spec, read_spec, spec_from
 
@@ -74,7 +75,13 @@ SlowOpt = Annotated[
     list[str] | None, typer.Option("--slow", help="Steps take longer: qwen7b=1.5x, ...@120s-180s (repeatable).")
 ]
 GoodputOpt = Annotated[str | None, typer.Option("--goodput", help="Limits: ttft=500ms,e2el=9s,latency=60s")]
-WorkersOpt = Annotated[str | None, typer.Option("--workers", help="Processes.")]
+WORKERS_HELP = "Processes (default: all cores, one for short work)."
+WorkersOpt = Annotated[str | None, typer.Option("--workers", help=WORKERS_HELP)]
+BackendOpt = Annotated[str | None, typer.Option("--backend", help="Who runs the cells: local, ray or dask.")]
+AddressOpt = Annotated[
+    str | None,
+    typer.Option("--address", help="Their cluster: auto, ray://host:10001, tcp://host:8786 (default: one here)."),
+]
 
 
 def given_options(given: dict[str, Any]) -> dict[str, Any]:
@@ -87,6 +94,13 @@ def given_options(given: dict[str, Any]) -> dict[str, Any]:
 def resolve(spec: Path | None, options: dict[str, Any]) -> Spec:
     base = read_spec(spec) if spec is not None else None
     return spec_from(options, base, source=str(spec) if spec is not None else "", dashes=True)
+
+
+def local_workers(resolved: Spec) -> int | None:
+    """Of commands that stay on this machine; raises `ChimsimError` where the spec says something else."""
+    if resolved.backend != "local":
+        raise ChimsimError(f"backend: only sweep runs on {resolved.backend}; leave it out here")
+    return resolved.workers
 
 
 def command_line() -> list[str]:

@@ -11,8 +11,9 @@ import typer
 from rich.progress import MofNCompleteColumn, TextColumn
 
 from chimsim.errors import ChimsimError
+from chimsim.forecast import Forecast
 from chimsim.grid import Cell
-from chimsim.options import note
+from chimsim.options import WORKERS_HELP, note
 from chimsim.plots import draw
 from chimsim.progress import progress_bar
 from chimsim.reproduce.experiment import Experiment, experiment_files, find_experiment, read_experiment
@@ -32,7 +33,7 @@ def reproduce_command(
         typer.Option(help="Folder of all (default: results/reproduce, or reproduce-quick there)."),
     ] = None,
     data: Annotated[Path | None, typer.Option(help="Folder with the traces that some experiments need.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes (default: all cores).")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help=WORKERS_HELP)] = None,
     report: Annotated[bool, typer.Option("--report/--no-report", help="Write report.html beside the results.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="The verdicts as JSON.")] = False,
 ) -> None:
@@ -155,8 +156,8 @@ def _progress() -> Iterator[tuple[Callable[[str], None], Progress]]:
             if update is not None:
                 update(0, 1, text)
 
-        def progress(done: int, total: int, cell: Cell | None) -> None:
+        def progress(done: int, total: int, cell: Cell | None, forecast: Forecast) -> None:
             if update is not None:
-                update(done, total, f"{doing}: {cell.title}" if cell is not None else doing)
+                update(done, total, f"{doing}: {cell.title}" if cell is not None else doing, forecast)
 
         yield tell, progress

@@ -188,12 +188,22 @@ def write_file(path: Path, data: bytes) -> None:
 
 def write_cell(root: Path, name: str, config: Mapping[str, Any], result: RunResult, summary: Mapping[str, Any]) -> None:
     """Write one finished cell as a folder that appears with all its files or not at all."""
+    write_cell_files(root, name, cell_files(config, result, summary))
+
+
+def cell_files(config: Mapping[str, Any], result: RunResult, summary: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a finished cell, by name."""
     files = {"config.json": json_bytes(config), "summary.json": ordered_json_bytes(summary)}
     for table in TABLES:
         frame = result.itl.to_frame() if table == "itl" else getattr(result, table)
         files[f"{table}.parquet"] = parquet_bytes(frame)
     sums = {file: hashlib.sha256(data).hexdigest() for file, data in files.items()}
     files[CHECKSUMS] = json_bytes(sums)
+    return files
+
+
+def write_cell_files(root: Path, name: str, files: Mapping[str, bytes]) -> None:
+    """Write what `cell_files` made, here or on another machine, as `write_cell` does."""
     cells = root / "cells"
     cells.mkdir(exist_ok=True)
     temporary = cells / f".{name}.{os.getpid()}.tmp"

@@ -14,6 +14,7 @@ from typing import Any
 
 from chimsim.errors import ChimsimError, near
 from chimsim.failures import parse_outage, parse_slowdown
+from chimsim.workers import BACKENDS
 from policies import knobs as knobs_of
 from policies import policy_class
 from traces.files import parse_toml
@@ -82,16 +83,19 @@ class Spec:
     fail: tuple[str, ...] = ()
     slow: tuple[str, ...] = ()
     goodput: Mapping[str, float] = field(default_factory=dict)
-    workers: int = 1
+    workers: int | None = None
+    backend: str = "local"
+    address: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that can change a result, ready for `spec_from` again; ``workers`` is left out."""
+        """Everything that can change a result, ready for `spec_from` again: not who runs it."""
         policies: list[Any] = []
         for entry in self.policy:
             own = {name: list(values) for name, values in entry.overrides.items()}
             plainly = entry.label == entry.policy and not own
             policies.append(entry.policy if plainly else {"label": entry.label, "policy": entry.policy, **own})
-        plain = {name: getattr(self, name) for name in _PARSERS if name not in ("policy", "workers", "tau", "delta_s")}
+        aside = ("policy", "tau", "delta_s", "workers", "backend", "address")
+        plain = {name: getattr(self, name) for name in _PARSERS if name not in aside}
         kept = {name: value for name, value in plain.items() if value not in (None, (), {}, (None,))}
         for name, value in kept.items():
             if isinstance(value, tuple):
@@ -191,6 +195,8 @@ def spec_from(
         )
     if spec.arrivals == "poisson" and not spec.rps:
         raise ChimsimError(f"Poisson arrivals need {option('rps')}, in workflows per second")
+    if spec.address is not None and spec.backend == "local":
+        raise ChimsimError(f"{where['address']} is of a cluster; give {option('backend')} too: ray or dask")
     return spec
 
 
@@ -546,6 +552,8 @@ _PARSERS: dict[str, Callable[[Any, str], Any]] = {
     "slow": _spells(parse_slowdown),
     "goodput": _pairs(_milliseconds, GOODPUT),
     "workers": _single(_whole(1)),
+    "backend": _single(_choice(BACKENDS)),
+    "address": _single(_text),
 }
 SPEC_KEYS = tuple(_PARSERS)
 """The keys that a sweep's file may have."""

@@ -1,6 +1,6 @@
-"""Run the cells of a grid, in this process or in several, into a results folder that can always be resumed.
+"""Run the cells of a grid, in this process, in several or on a cluster, into a folder that can always be resumed.
 
-A cell's bytes depend on its configuration only: not on the number of workers, their order or what ran before.
+A cell's bytes depend on its configuration only: not on who made it, in which order or what ran before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
@@ -25,33 +25,35 @@ from calibration.saved import ModelError
 from chimsim.engine import Engine
 from chimsim.errors import ChimsimError
 from chimsim.feeds import predictor_for, times_for, trace_named
+from chimsim.forecast import Forecast, longest_first, seconds
 from chimsim.grid import Cell, cells, make_policy, plan
 from chimsim.metrics import summarise
 from chimsim.records import RunResult
 from chimsim.replay import Oversize, Queue
 from chimsim.results import (
     Results,
+    cell_files,
     cell_is_whole,
     clean,
     folder_lock,
     json_bytes,
     open_folder,
     read_manifest,
-    write_cell,
+    write_cell_files,
     write_file,
     write_summary,
 )
 from chimsim.simulation import simulate
 from chimsim.spec import Spec, read_spec, spec_from
 from chimsim.watch import Watch
-from chimsim.workers import WorkerDied, run_jobs
+from chimsim.workers import Account, WorkerDied, Workers, run_jobs
 from policies import PolicyError
 from traces import Trace, TraceError
 
 __all__ = ["Cell", "Interrupted", "Progress", "Spec", "cells", "run_cell", "run_sweep", "sweep"]
 
-Progress = Callable[[int, int, Cell | None], None]
-"""Told (cells done, cells in all, the cell just finished), first with those that were there already."""
+Progress = Callable[[int, int, Cell | None, Forecast], None]
+"""Told (cells done, in all, the cell just finished, what is left), first with those that were there already."""
 
 
 class Interrupted(Exception):
@@ -60,10 +62,15 @@ class Interrupted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """How a cell ended: fine, with an error of its own, or with one that stops the sweep."""
+    """How a cell ended: fine, with an error of its own, or with one that stops the sweep.
+
+    ``files`` are those that are still to be written; ``took_s`` is for how long it kept its worker busy.
+    """
 
     error: str = ""
     stops: bool = False
+    took_s: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def sweep(
@@ -77,16 +84,15 @@ def sweep(
     """Run a sweep: ``sweep(trace="apps", combo="qwen1.5b+7b", policy=["fcfs", "stjf"], rps=8).summary``.
 
     ``spec`` names a TOML file, ``keys`` are its keys and override it. Without ``out`` the folder is a
-    temporary one that lives as long as the results. With more than one worker a script needs the usual
+    temporary one that lives as long as the results. Unless ``workers`` is 1 a script needs the usual
     ``if __name__ == "__main__":``. Raises `ChimsimError` or one of the other packages' errors for bad input.
     """
     resolved = spec_from(keys, read_spec(spec) if spec is not None else None, source=str(spec) if spec else "")
-    count = workers or resolved.workers
     if out is not None:
-        return run_sweep(resolved, Path(out), workers=count, progress=progress)
+        return run_sweep(resolved, Path(out), workers=workers, progress=progress)
     root = Path(tempfile.mkdtemp(prefix="chimsim-"))
     try:
-        run_sweep(resolved, root, workers=count, progress=progress)
+        run_sweep(resolved, root, workers=workers, progress=progress)
     except BaseException:
         shutil.rmtree(root, ignore_errors=True)
         raise
@@ -97,17 +103,20 @@ def run_sweep(
     spec: Spec,
     out: Path,
     *,
-    workers: int = 1,
+    workers: int | None = None,
     progress: Progress | None = None,
     command: Sequence[str] = (),
     planned: tuple[list[Cell], dict[str, Any]] | None = None,
 ) -> Results:
     """Run all cells that the folder does not hold yet, then write the summary.
 
-    Raises `ChimsimError` for bad input, cells that failed, a worker that was killed, or a full disk, and
-    `Interrupted` after Ctrl-C; in each case the finished cells stay and the same call goes on with the rest.
+    ``workers`` takes the place of the spec's. Raises `ChimsimError` for bad input, cells that failed, a cell that was
+    given up because its workers were killed, or a full disk, and `Interrupted` after Ctrl-C; in each case the finished
+    cells stay and the same call goes on with the rest.
     """
     found, manifest = planned or plan(spec)
+    asked = Workers(workers or spec.workers, spec.backend, spec.address)
+    account = Account()
     started, began = time.time(), time.perf_counter()
     with folder_lock(out):
         try:
@@ -115,7 +124,7 @@ def run_sweep(
             # two labels may stand for one and the same run
             distinct = list({cell.name: cell for cell in found}.values())
             missing = [cell for cell in distinct if not cell_is_whole(out, cell.name)]
-            errors = _run_missing(out, missing, len(distinct), workers, progress)
+            errors = _run_missing(out, distinct, missing, asked, account, progress)
             if errors:
                 kept = len(distinct) - len(errors)
                 more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -123,52 +132,89 @@ def run_sweep(
                     f"{len(errors)} of {len(distinct)} cells failed, {kept} are kept in {out}; {errors[0]}{more}"
                 )
             write_summary(out, read_manifest(out)["cells"])
-            _note_run(out, command, workers, started, time.perf_counter() - began, len(missing), len(distinct))
+            wall_s = time.perf_counter() - began
+            _note_run(out, command, asked, account, started, wall_s, len(missing), len(distinct))
         except OSError as error:
             raise ChimsimError(_system_error(error, out)) from error
     return Results(out)
 
 
-def _run_missing(out: Path, missing: Sequence[Cell], total: int, workers: int, progress: Progress | None) -> list[str]:
-    """Run the cells; the errors of those that failed, in the order of the grid."""
-    report = progress or (lambda done, total, cell: None)
+def _run_missing(
+    out: Path,
+    cells: Sequence[Cell],
+    missing: Sequence[Cell],
+    workers: Workers,
+    account: Account,
+    progress: Progress | None,
+) -> list[str]:
+    """Run the missing ones, long ones first; the errors of those that failed, in the order of the grid."""
+    report = progress or (lambda done, total, cell, forecast: None)
+    total = len(cells)
     done = total - len(missing)
-    report(done, total, None)
-    errors: dict[int, str] = {}
-    jobs = [(out, cell) for cell in missing]
-    outcomes = run_jobs(_do, jobs, workers)
+    ordered = longest_first(missing)
+    expected_s = {cell.name: seconds(cell) for cell in ordered}
+    forecast = Forecast(expected_s, {cell.name: str(cell.axes["policy"]) for cell in ordered})
+    report(done, total, None, forecast)
+    errors: dict[str, str] = {}
+    outcomes = _outcomes(out, ordered, workers, sum(expected_s.values()), account)
     try:
         for index, outcome in outcomes:
+            cell = ordered[index]
+            if outcome.files:
+                outcome = _written(out, cell, outcome)
             if outcome.stops:
                 raise ChimsimError(f"{outcome.error}; {_kept(done, total, out)}")
+            forecast.workers = account.workers
+            forecast.finished(cell.name, outcome.took_s)
             if outcome.error:
-                errors[index] = f"cell ({missing[index].title}): {outcome.error}"
+                errors[cell.name] = f"cell ({cell.title}): {outcome.error}"
             else:
                 done += 1
-                report(done, total, missing[index])
+                report(done, total, cell, forecast)
     except WorkerDied as died:
-        raise ChimsimError(
-            f"a worker was killed ({died.cause}) in cell ({missing[died.index].title}); {_kept(done, total, out)}"
-        ) from None
+        raise ChimsimError(f"{died} in cell ({ordered[died.index].title}); {_kept(done, total, out)}") from None
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_kept(done, total, out)}") from None
     finally:
         outcomes.close()
         clean(out)
-    return [errors[index] for index in sorted(errors)]
+    return [errors[cell.name] for cell in missing if cell.name in errors]
+
+
+def _outcomes(
+    out: Path, cells: Sequence[Cell], workers: Workers, work_s: float, account: Account
+) -> Generator[tuple[int, _Outcome], None, None]:
+    if workers.backend == "local":
+        jobs = [(out, cell) for cell in cells]
+        return run_jobs(_make_here, jobs, workers, work_s=work_s, account=account)
+    return run_jobs(_make, cells, workers, account=account)
 
 
 def _kept(done: int, total: int, out: Path) -> str:
     return f"{done} of {total} cells are finished and kept in {out}; the same command goes on with the rest"
 
 
-def _do(job: tuple[Path, Cell]) -> _Outcome:
+def _make_here(job: tuple[Path, Cell]) -> _Outcome:
     out, cell = job
+    outcome = _make(cell)
+    return _written(out, cell, outcome) if outcome.files else outcome
+
+
+def _written(out: Path, cell: Cell, outcome: _Outcome) -> _Outcome:
     try:
-        result, summary = run_cell(cell)
-        write_cell(out, cell.name, cell.config, result, summary)
+        write_cell_files(out, cell.name, outcome.files)
     except OSError as error:
         return _Outcome(_system_error(error, out), stops=True)
+    return replace(outcome, files={})
+
+
+def _make(cell: Cell) -> _Outcome:
+    began = time.perf_counter()
+    try:
+        result, summary = run_cell(cell)
+        files = cell_files(cell.config, result, summary)
+    except OSError as error:
+        return _Outcome(_system_error(error, Path()), stops=True)
     except MemoryError:
         return _Outcome("out of memory")
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RuntimeError) as error:
@@ -176,7 +222,7 @@ def _do(job: tuple[Path, Cell]) -> _Outcome:
             raise
         known = isinstance(error, ChimsimError | TraceError | PolicyError | ModelError)
         return _Outcome(str(error) if known else f"{type(error).__name__}: {error}")
-    return _Outcome()
+    return _Outcome(took_s=time.perf_counter() - began, files=files)
 
 
 def run_cell(
@@ -221,7 +267,14 @@ def _system_error(error: OSError, out: Path) -> str:
 
 
 def _note_run(
-    out: Path, command: Sequence[str], workers: int, started: float, wall_s: float, ran: int, total: int
+    out: Path,
+    command: Sequence[str],
+    asked: Workers,
+    account: Account,
+    started: float,
+    wall_s: float,
+    ran: int,
+    total: int,
 ) -> None:
     """Append to run.json what may differ between equal sweeps: when, how long, with what."""
     path = out / "run.json"
@@ -234,7 +287,10 @@ def _note_run(
         "command": list(command),
         "started_at": started,
         "wall_s": wall_s,
-        "workers": workers,
+        "backend": asked.backend,
+        "workers": account.workers,
+        "nodes": account.nodes,
+        "retried": account.retried,
         "cells_run": ran,
         "cells": total,
         "commit": commit(),

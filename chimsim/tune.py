@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from chimsim.errors import ChimsimError, near
+from chimsim.forecast import seconds
 from chimsim.grid import Cell
 from chimsim.metrics import geometric_interval
 from chimsim.results import ordered_json_bytes, write_file
 from chimsim.spec import Scalar, parse_scalar
 from chimsim.sweeps import run_cell
 from chimsim.variants import with_knobs, with_seed, with_slots
-from chimsim.workers import run_jobs
+from chimsim.workers import WorkerDied, Workers, run_jobs
 from policies import knobs as knobs_of
 from policies import policy_class
 
@@ -96,7 +97,7 @@ class Gain:
 class Runs:
     """Simulations by their content; kept in a folder if there is one."""
 
-    workers: int
+    workers: int | None
     folder: Path | None = None
     report: Callable[[int, str], None] = lambda done, title: None
     done: int = 0
@@ -105,7 +106,7 @@ class Runs:
     def summaries(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """One for each cell, in order. Raises `ChimsimError` for a cell that fails."""
         missing = list({cell.name: cell for cell in cells if self._look_up(cell) is None}.values())
-        outcomes = run_jobs(summary_of, missing, self.workers)
+        outcomes = run_jobs(summary_of, missing, Workers(self.workers), work_s=sum(map(seconds, missing)))
         try:
             for index, outcome in outcomes:
                 cell = missing[index]
@@ -116,6 +117,8 @@ class Runs:
                     write_file(self.folder / f"{cell.name}.json", ordered_json_bytes(outcome))
                 self.done += 1
                 self.report(self.done, cell.title)
+        except WorkerDied as died:
+            raise ChimsimError(f"{died} in cell ({missing[died.index].title})") from None
         finally:
             outcomes.close()
         return [self._known[cell.name] for cell in cells]

@@ -32,6 +32,7 @@ from chimsim.options import (
     WorkersOpt,
     WorkflowsOpt,
     given_options,
+    local_workers,
     resolve,
 )
 from chimsim.progress import progress_bar
@@ -39,7 +40,6 @@ from chimsim.report import aligned, number
 from chimsim.results import folder_lock, ordered_json_bytes, write_file
 from chimsim.sweeps import Interrupted
 from chimsim.tune import SLOTS, Gain, Objective, Runs, Setting, changed, gain, measure, ranges_for, search
-from chimsim.workers import WorkerDied
 
 WIDTH = 80
 _OWN = ("objective", "min_solved", "baselines", "search_in", "trials", "search_seeds", "judge_seeds")
@@ -121,8 +121,6 @@ def tune_command(
         except KeyboardInterrupt:
             note = f"; what was run is kept in {out}, the same command goes on" if out is not None else ""
             raise Interrupted(f"interrupted{note}") from None
-        except WorkerDied as died:
-            raise ChimsimError(f"a worker was killed ({died.cause})") from None
     gains = _gains(settings, goal)
     result = {
         "policy": policy, "objective": objective, "min_solved": min_solved, "found": best, "trials": trials,
@@ -141,7 +139,7 @@ def tune_command(
         typer.echo(f"\nwritten: {out / 'tune.json'}")
 
 
-def _cells(spec: Path | None, options: dict[str, Any], names: Sequence[str]) -> tuple[Cell, list[Cell], int]:
+def _cells(spec: Path | None, options: dict[str, Any], names: Sequence[str]) -> tuple[Cell, list[Cell], int | None]:
     """The cell to tune, those to be better than, and the number of workers."""
     resolved = resolve(spec, {**options, "policy": ",".join(names), "seeds": [0]})
     cells, _ = plan(resolved)
@@ -149,7 +147,7 @@ def _cells(spec: Path | None, options: dict[str, Any], names: Sequence[str]) -> 
         mine = [cell.axes for cell in cells if cell.axes["policy"] == names[0]]
         several = [name for name in mine[0] if len({axes[name] for axes in mine}) > 1]
         raise ChimsimError(f"tune takes one value of everything; there are several of {', '.join(several)}")
-    return cells[0], cells[1:], resolved.workers
+    return cells[0], cells[1:], local_workers(resolved)
 
 
 def _tune(

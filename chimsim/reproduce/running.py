@@ -77,7 +77,7 @@ def run_experiment(
         experiment: what to run.
         out: the folder of all experiments.
         quick: with the overrides of ``[quick]``, for a look at it.
-        workers: processes, all cores if not given.
+        workers: cells at once, as in `chimsim.sweeps.run_sweep`.
         data: where the traces of an experiment that ``needs`` some are.
         tell: told what is being done.
         progress: told how many cells are done.
@@ -100,16 +100,15 @@ def run_experiment(
     else:
         if experiment.prepare:
             keys = _filled(keys, str(_prepared(experiment, keys["trace"], out / "models", tell)))
-        count = workers or os.cpu_count() or 1
         tell(experiment.name)
-        summary = _swept(_spec(experiment, keys), experiment.relations, folder, count, progress, warn)
+        summary = _swept(_spec(experiment, keys), experiment.relations, folder, workers, progress, warn)
         choose = None
         if experiment.choose:
             others = {**keys, **experiment.choose}
             if quick and isinstance(others.get("seeds"), list):
                 others["seeds"] = others["seeds"][:2]
             tell(f"{experiment.name}, to choose settings by")
-            choose = _swept(_spec(experiment, others), (), out / f"{experiment.name}-choose", count, progress, warn)
+            choose = _swept(_spec(experiment, others), (), out / f"{experiment.name}-choose", workers, progress, warn)
     findings = tuple(judge(relation, summary, choose) for relation in experiment.relations)
     made = _made(experiment, folder, time.time() - began, quick)
     outcome = Outcome(experiment, folder, summary, findings, made)
@@ -134,7 +133,7 @@ def _spec(experiment: Experiment, keys: Mapping[str, Any]) -> Spec:
 
 
 def _swept(
-    spec: Spec, relations: Sequence[Relation], folder: Path, workers: int, progress: Progress | None, warn: Tell
+    spec: Spec, relations: Sequence[Relation], folder: Path, workers: int | None, progress: Progress | None, warn: Tell
 ) -> pd.DataFrame:
     planned = plan(spec)
     axes = summary_frame([{**cell.axes, "cell": cell.name} for cell in planned[0]])

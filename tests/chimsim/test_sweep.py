@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from chimsim.grid import plan
 from chimsim.results import Results, json_bytes
 from chimsim.spec import read_spec, spec_from
 from chimsim.sweeps import cells, run_sweep
-from chimsim.workers import WorkerDied, run_jobs
 from policies import PolicyError
 from tests.chimsim.small import small_keys, tree_bytes, write_small
 from traces import TraceError
@@ -343,21 +341,3 @@ def test_ctrl_c_keeps_finished_cells_and_says_how_to_go_on(trace: str, tmp_path:
     assert "the same command goes on with the rest" in stderr
     assert not list(out.rglob("*.tmp"))
     assert 0 < len(Results(out).cells) < 16
-
-
-def _die(job: int) -> int:
-    if job == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return 10 * job
-
-
-def test_a_killed_worker_is_reported_with_its_job() -> None:
-    outcomes = run_jobs(_die, range(4), 2)
-    with pytest.raises(WorkerDied) as caught:
-        list(outcomes)
-    assert caught.value.index == 2
-    assert "SIGKILL, perhaps for lack of memory" in caught.value.cause
-
-
-def test_workers_hand_back_every_outcome_once() -> None:
-    assert sorted(run_jobs(abs, [-3, -1, -2, 5, -4], 2)) == [(0, 3), (1, 1), (2, 2), (3, 5), (4, 4)]
