@@ -55,7 +55,7 @@ class _Request:
 class _Engine:
     """One engine's queue and slots. ``inside`` is sorted by standing, kept only for preemptive policies."""
 
-    __slots__ = ("changed", "count", "healthy", "inside", "index", "queue", "slots", "total_wait_s", "view")
+    __slots__ = ("changed", "count", "healthy", "index", "inside", "queue", "slots", "total_wait_s", "view")
 
     def __init__(self, index: int, view: EngineView, slots: float) -> None:
         self.index = index
