@@ -15,12 +15,12 @@ from math import floor, log2
 from chimsim.feeds import trace_named
 from chimsim.grid import Cell
 
-CALL_S = 90e-6
-"""Seconds a simulated call, fcfs with KV cache and records: measured, 9,400 calls of the trace apps on two engines of
-64 slots at 6 and at 16 workflows a second (86 and 91 us), on a core of a 2-core cloud machine (AMD EPYC)."""
-FACTORS = {"mlfq": 3.2, "ltr": 2.0}
-"""How much longer a call takes with some policies: measured in the same runs. mlfq 3.2 at both rates, ltr 1.2 at the
-lower and 3.2 at the higher one; the others of the package 0.9 to 1.25. Policies of users are assumed to take 1."""
+CALL_S = 60e-6
+"""Seconds a simulated call, fcfs with KV cache and records, not compiled: measured, 20,000 calls of the trace apps on two
+engines of 64 slots at 6 workflows a second, on a core of a 2-core cloud machine (AMD EPYC; benchmarks/README.md)."""
+FACTORS = {"mlfq": 4.0, "ltr": 2.0}
+"""How much longer a call takes with some policies: measured in the same runs, ltr earlier at higher rates too (1.2 to
+3.2); the others of the package take 1.0 to 1.5. Policies of users are assumed to take 1."""
 SAMPLE = 1000
 """Workflows of a trace of which the stages are counted."""
 AGAIN_S = 1.0
