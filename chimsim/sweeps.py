@@ -294,6 +294,7 @@ def _note_run(
         "cells_run": ran,
         "cells": total,
         "commit": commit(),
+        "compiled": chimsim.compiled(),
         "versions": {"chimsim": chimsim.__version__, "python": platform.python_version(), **versions},
         "platform": sys.platform,
     }
