@@ -41,6 +41,7 @@ class Compiled(BuildHookInterface):  # type: ignore[type-arg]
         from mypyc.build import mypycify
         from setuptools import Distribution
         from setuptools.command.build_ext import build_ext
+        from setuptools.errors import CCompilerError
 
         before = Path.cwd()
         os.chdir(self.root)
@@ -55,7 +56,13 @@ class Compiled(BuildHookInterface):  # type: ignore[type-arg]
             command = build_ext(Distribution({"name": "chimsim", "ext_modules": modules}))
             command.build_lib = command.build_temp = self._folder.name
             command.ensure_finalized()
-            command.run()
+            try:
+                command.run()
+            except CCompilerError as error:
+                self.app.abort(
+                    f"chimsim cannot be compiled ({error}): it needs a C compiler; without HATCH_BUILD_HOOKS_ENABLE it "
+                    "is installed as it is"
+                )
         finally:
             os.chdir(before)
         for name in command.get_outputs():

@@ -121,12 +121,14 @@ def run(count: int, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how long a large trace takes to load.")
-    parser.add_argument("--workflows", type=int, default=1_000_000)
+    parser.add_argument("--workflows", type=int, default=1_000_000, help="default: 1000000")
     parser.add_argument("--folder", type=Path, help="where the files are kept; default: a temporary folder")
     parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--tables", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.workflows < 10:
+        parser.error(f"--workflows: expected at least 10, found {args.workflows}")
     if args.make is not None:
         print(json.dumps(make(args.workflows, args.make)))
     elif args.measure is not None:

@@ -91,6 +91,10 @@ def main() -> int:
     asked.add_argument("--only", default="local,ray,dask", help="backends besides one worker, a comma list")
     asked.add_argument("--out", type=Path, help="keep the results folders here")
     options = asked.parse_args()
+    if options.workflows < 1:
+        asked.error(f"--workflows: expected a positive number, found {options.workflows}")
+    if unknown := set(options.only.split(",")) - {"local", "ray", "dask"}:
+        asked.error(f"--only: expected local, ray and dask, found {min(unknown)!r}")
     from chimsim.spec import spec_from
     from chimsim.sweeps import run_sweep
     from traces import load_trace, write_trace

@@ -234,6 +234,9 @@ def asked_for(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--data: {options.data}: no such file")
     if options.plot is not None and options.plot.suffix not in (".png", ".svg", ".pdf"):
         parser.error(f"--plot: expected a name that ends in .png, .svg or .pdf, found {options.plot}")
+    for path in (options.json, options.plot):
+        if path is not None and not path.resolve().parent.is_dir():
+            parser.error(f"{path}: there is no such folder")
     known = scenarios(options.full, options.data or MOONCAKE)
     names = list(known) if options.scenario == "all" else options.scenario.split(",")
     if unknown := [name for name in names if name not in known]:

@@ -45,10 +45,13 @@ def crew_on(function: Function, cells: Sequence[Cell], workers: Workers, account
     module = _MODULES[backend]
     if find_spec(module) is None:
         raise ChimsimError(f"--backend {backend} needs {module}; install it: pip install 'chimsim[{backend}]'")
-    if workers.address == "auto" and backend == "ray":
-        workers = replace(workers, address=_last_started())
-    if workers.address is not None:
-        _check(workers.address, backend)
+    given = "--address"
+    if backend == "ray" and workers.address in (None, "auto") and os.environ.get("RAY_ADDRESS"):
+        workers, given = replace(workers, address=os.environ["RAY_ADDRESS"]), "RAY_ADDRESS"
+    if backend == "ray" and workers.address == "auto":
+        workers = replace(workers, address=_last_started(given))
+    if workers.address not in (None, "local"):
+        _check(workers.address, backend, given)
     try:
         parcel = pack(cells)
     except OSError as error:
@@ -59,15 +62,15 @@ def crew_on(function: Function, cells: Sequence[Cell], workers: Workers, account
     return crew
 
 
-def _last_started() -> str:
-    """The cluster that Ray would take by itself: of RAY_ADDRESS, or the one last started on this machine."""
+def _last_started(given: str) -> str:
+    """The cluster that was last started on this machine."""
     note = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     with contextlib.suppress(OSError):
-        return os.environ.get("RAY_ADDRESS") or note.read_text(encoding="utf-8").strip()
-    raise ChimsimError("--address auto: no Ray cluster was started on this machine (ray start --head)")
+        return note.read_text(encoding="utf-8").strip()
+    raise ChimsimError(f"{given} auto: no Ray cluster was started on this machine (ray start --head)")
 
 
-def _check(address: str, backend: str) -> None:
+def _check(address: str, backend: str, given: str) -> None:
     """Refuse an address at which nobody listens; the libraries would try for minutes."""
     try:
         parts = urlsplit(address if "://" in address else f"//{address}")
@@ -75,12 +78,12 @@ def _check(address: str, backend: str) -> None:
     except ValueError:
         host = port = None
     if host is None or port is None or parts.scheme not in (("", "ray") if backend == "ray" else ("", "tcp", "tls")):
-        raise ChimsimError(f"--address: {address!r} is none of {backend}; expected {_EXAMPLES[backend]}")
+        raise ChimsimError(f"{given}: {address!r} is none of {backend}; expected {_EXAMPLES[backend]}")
     try:
         socket.create_connection((host, port), TIMEOUT_S).close()
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise ChimsimError(f"--address {address}: no {backend} cluster can be reached there ({why})") from None
+        raise ChimsimError(f"{given} {address}: no {backend} cluster can be reached there ({why})") from None
 
 
 def _answer(outcome: Any) -> Any:
@@ -126,7 +129,7 @@ class RayTasks:
         account.nodes = sum(node["Alive"] for node in self._ray.nodes())
 
     def _join(self, workers: Workers, opened: contextlib.ExitStack) -> None:
-        address = workers.address or os.environ.get("RAY_ADDRESS") or "local"
+        address = workers.address or "local"
         own: dict[str, Any] = {}
         if address == "local":
             own = {"num_cpus": workers.count or cpu_count(), "include_dashboard": False}

@@ -16,8 +16,8 @@ from chimsim.feeds import trace_named
 from chimsim.grid import Cell
 
 CALL_S = 60e-6
-"""Seconds a simulated call, fcfs with KV cache and records, not compiled: measured, 20,000 calls of the trace apps on two
-engines of 64 slots at 6 workflows a second, on a core of a 2-core cloud machine (AMD EPYC; benchmarks/README.md)."""
+"""Seconds a simulated call, fcfs with KV cache and records, not compiled: measured, 20,000 calls of the trace apps on
+two engines of 64 slots at 6 workflows a second, on a core of a 2-core cloud machine (benchmarks/README.md)."""
 FACTORS = {"mlfq": 4.0, "ltr": 2.0}
 """How much longer a call takes with some policies: measured in the same runs, ltr earlier at higher rates too (1.2 to
 3.2); the others of the package take 1.0 to 1.5. Policies of users are assumed to take 1."""

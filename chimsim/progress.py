@@ -64,7 +64,7 @@ def progress_bar(*counts: ProgressColumn, begin: str = "") -> Iterator[Update | 
     if not console.is_terminal:
         yield None
         return
-    times = (TimeElapsedColumn(), TextColumn("left"), _Remaining())
+    times = (TimeElapsedColumn(), TextColumn("so far,"), _Remaining(), TextColumn("left"))
     # where a line is too narrow it is the text that is cut
     text_column = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
     columns = (_Bar(bar_width=24), *counts, *times, text_column)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import platform
 import shutil
@@ -83,10 +84,15 @@ def sweep(
 ) -> Results:
     """Run a sweep: ``sweep(trace="apps", combo="qwen1.5b+7b", policy=["fcfs", "stjf"], rps=8).summary``.
 
-    ``spec`` names a TOML file, ``keys`` are its keys and override it. Without ``out`` the folder is a
-    temporary one that lives as long as the results. Unless ``workers`` is 1 a script needs the usual
+    ``spec`` names a TOML file, ``keys`` are its keys and override it, ``backend`` and ``address`` too. Without ``out``
+    the folder is a temporary one that lives as long as the results. Unless ``workers`` is 1 a script needs the usual
     ``if __name__ == "__main__":``. Raises `ChimsimError` or one of the other packages' errors for bad input.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        # A worker imports the script that it is started from, and finds this call in it: the parent says what is wrong.
+        sys.exit(1)
+    if spec is not None and not isinstance(spec, str | Path):
+        raise ChimsimError(f"spec: expected the path of a TOML file, found {spec!r}; its keys are given by name")
     resolved = spec_from(keys, read_spec(spec) if spec is not None else None, source=str(spec) if spec else "")
     if out is not None:
         return run_sweep(resolved, Path(out), workers=workers, progress=progress)

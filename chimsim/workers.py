@@ -66,9 +66,15 @@ class Died:
 class WorkerDied(ChimsimError):
     """Job ``index`` was given up: its worker ended in the middle of it, ``times`` times."""
 
-    def __init__(self, index: int, cause: str, times: int) -> None:
+    def __init__(self, index: int, died: Died, times: int) -> None:
         often = "" if times == 1 else f" {times} times"
-        super().__init__(f"a worker was killed{often} ({cause})")
+        what = f"a worker was killed{often} ({died.cause})"
+        if died.final:
+            what = (
+                f"a worker ended by itself ({died.cause}; a script that calls sweep() has to do it below "
+                'if __name__ == "__main__":)'
+            )
+        super().__init__(what)
         self.index = index
 
 
@@ -124,9 +130,9 @@ def run_jobs(
             if isinstance(outcome, Died):
                 died[index] += 1
                 if outcome.final:
-                    raise WorkerDied(index, outcome.cause, died[index])
+                    raise WorkerDied(index, outcome, died[index])
                 if died[index] > RETRIES:
-                    given_up = given_up or WorkerDied(index, outcome.cause, died[index])
+                    given_up = given_up or WorkerDied(index, outcome, died[index])
                 else:
                     account.retried += 1
                     # last, since it may have needed the memory that others had

@@ -31,6 +31,8 @@ SEAL_VERSION = 1
 ROW_GROUP = 10_000
 """Workflows that are held at once when a file is written."""
 
+_INDEX = "__index_level_"
+"""pandas writes its index under such names when it is asked for a part of a table; it says nothing of workflows."""
 _AS_JSON = ("runs", "confidence", "meta")
 _SEAL = re.compile(rb"\nchimsim trace checked ([0-9]{4}) digest ([0-9a-f]{64}) checksum ([0-9a-f]{64})\n")
 _SEAL_BYTES = len(f"\nchimsim trace checked 0000 digest {'0' * 64} checksum {'0' * 64}\n")
@@ -58,10 +60,12 @@ def read_rows(path: Path, decode: Callable[[str, str], Any]) -> Iterator[tuple[s
     """Yield ("my.parquet:17", row) for each row, nulls left out; ``decode(text, where)`` parses JSON."""
     number = 0
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(batch_size=1000):
                 for row in batch.to_pylist():
                     number += 1
+                    for name in [name for name in row if name.startswith(_INDEX)]:
+                        del row[name]
                     where = f"{path}:{number}"
                     for name in _AS_JSON:
                         if type(row.get(name)) is str:
@@ -88,7 +92,7 @@ def write_workflows(workflows: Iterable[Workflow], models: Iterable[str], path: 
         ]
     )
     remaining = iter(workflows)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True) as writer:
         while batch := list(islice(remaining, ROW_GROUP)):
             writer.write_table(pa.Table.from_pylist([_row(workflow) for workflow in batch], schema=schema))
 

@@ -114,7 +114,7 @@ def leave(job: int) -> int:
 
 
 def test_a_worker_that_ends_by_itself_is_not_tried_again() -> None:
-    with pytest.raises(WorkerDied, match=r"^a worker was killed \(exit code 3\)$"):
+    with pytest.raises(WorkerDied, match=r"^a worker ended by itself \(exit code 3; a script"):
         list(run_jobs(leave, range(2), Workers(2)))
 
 

@@ -158,6 +158,29 @@ def test_every_byte_is_sealed(tmp_path: Path) -> None:
     assert is_sealed(path)
 
 
+def test_a_byte_that_changes_in_a_page_is_noticed_behind_a_broken_seal(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_trace(plain([row(f"w{number}") for number in range(300)]), path)
+    whole = path.read_bytes()
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    for column in range(group.num_columns):
+        chunk = group.column(column)
+        data = bytearray(whole)
+        first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+        data[first + chunk.total_compressed_size - 1] ^= 4
+        path.write_bytes(data)
+        with pytest.raises(TraceError, match="not a readable Parquet file"):
+            read_trace(path)
+
+
+def test_the_index_that_pandas_leaves_says_nothing_of_workflows(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write_trace(plain([row(f"w{number}") for number in range(4)]), path)
+    table = pq.read_table(path)
+    pq.write_table(table.append_column("__index_level_0__", pa.array([3, 1, 2, 0])), path)
+    assert [workflow.workflow_id for workflow in read_trace(path).workflows] == ["w0", "w1", "w2", "w3"]
+
+
 def test_seals_of_other_rules_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.parquet"
     trace = sealed(plain([row()]), path)
