@@ -54,12 +54,11 @@ def idle_latency_s(spec: EngineSpec, run: Run, first_s: float = 0.0, each_s: flo
         return _graph_latency_s(spec, run, first_s, each_s)
     block, budget, profile = spec.block_tokens, spec.max_num_batched_tokens, spec.profile
     constant, slope = exact(profile.decode_constant_s(1)), exact(profile.decode_slope_s())
-    longest = longest_sequence(spec)
     total_s = exact_not_before(first_s + each_s * (len(run.stages) - 1))
     hits = (_plain_hits(spec, run) if spec.prefix_caching else [0] * len(run.stages)) or _hits(spec, run)
     for index, stage in enumerate(run.stages):
         prompt = stage.prompt_tokens
-        output = max(min(stage.output_tokens, longest - prompt), 0)
+        output = fit(spec, prompt, stage.output_tokens)
         computed = hits[index] * block
         while computed < prompt:
             chunk = min(prompt - computed, budget)
@@ -97,13 +96,13 @@ def _plain_hits(spec: EngineSpec, run: Run) -> list[int] | None:
     Nearly every workflow is plain, and each is asked for once on every engine it may end on: it takes a tenth of the
     time.
     """
-    block, longest = spec.block_tokens, longest_sequence(spec)
+    if len(run.stages) == 1:
+        return [0]
+    block = spec.block_tokens
     free_blocks = spec.num_kv_blocks - 1
     cached: dict[str, int] = {}  # blocks of shared prefixes
     before = -1, 0  # of the sequence before: blocks of its shared prefix, and of all of it
     found = []
-    if len(run.stages) == 1:
-        return [0]
     for stage in run.stages:
         if stage.hash_ids:
             return None
@@ -117,7 +116,7 @@ def _plain_hits(spec: EngineSpec, run: Run) -> list[int] | None:
             cached[prefix.id] = max(shared, cached.get(prefix.id, 0))
         if hits == shared == before[0]:
             hits = max(hits, min(most, stage.reused_tokens // block, before[1]))
-        tokens = prompt + max(min(stage.output_tokens, longest - prompt), 0) - 1
+        tokens = prompt + fit(spec, prompt, stage.output_tokens) - 1
         free_blocks -= -(-tokens // block) - hits
         if free_blocks < 0:
             return None
